@@ -35,6 +35,7 @@ pub mod program;
 pub mod reference;
 pub mod rope;
 pub mod sched;
+pub mod serve;
 pub mod sim;
 pub mod simd;
 mod small_file;

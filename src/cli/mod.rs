@@ -26,6 +26,7 @@ mod prompt;
 mod pull;
 mod records;
 mod sampling;
+mod serve;
 mod simulate;
 mod stopwatch;
 mod targets;
@@ -57,6 +58,8 @@ struct Cli {
 enum Command {
     /// Continue or answer a prompt.
     Generate(generate::Args),
+    /// Answer requests over HTTP, with OpenAI's API.
+    Serve(serve::Args),
     /// Print the token ids of a text.
     Tokenize(tokenize::Args),
     /// How well a model predicts a text.
@@ -139,6 +142,10 @@ fn run(command: &Command) -> anyhow::Result<()> {
             bench::run(args)
         }
         Command::Doctor(args) => doctor::run(args),
+        Command::Serve(args) => {
+            args.engine.check_for(Requests::Many)?;
+            serve::run(args)
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use tandem::program::Side;
 use tandem::simd::Isa;
 use tandem::simd::linear::{self, Linear, Mode};
 use tandem::tensor::{DType, Half};
-use tandem::text::{ChatTemplate, Tokenizer};
+use tandem::text::Tokenizer;
 
 use super::args::{EngineArgs, Strategy};
 use super::decision::Decision;
@@ -94,11 +94,6 @@ impl Opened {
         };
         self.model.eos_ids.iter().for_each(|&id| tokenizer.add_eog(id));
         Ok(Some(tokenizer))
-    }
-
-    /// The source of the chat template: the model's own, or one that its special tokens imply.
-    pub fn template(&self, tokenizer: &Tokenizer) -> Option<&str> {
-        self.model.chat_template.as_deref().or_else(|| ChatTemplate::fallback(tokenizer))
     }
 
     /// Prepares the weights for up to `sequences` sequences of `context` tokens (checked against the
@@ -482,17 +477,6 @@ impl Running {
             plan["kv_pages"]["steps"] = serde_json::json!({ "attend": far.attend, "stream": far.stream });
         }
         plan
-    }
-}
-
-/// Returns an error for tokens without a row in the model, as from a tokenizer of another model.
-pub fn check_tokens(ids: &[u32], vocab: usize) -> tandem::Result<()> {
-    match ids.iter().find(|&&id| id as usize >= vocab) {
-        None => Ok(()),
-        Some(id) => Err(Error::format(
-            "tokenizer",
-            format!("gives token {id}, the model has {vocab}; do tokenizer and weights belong together?"),
-        )),
     }
 }
 

@@ -55,7 +55,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         ))
         .into());
     }
-    open::check_tokens(&ids, opened.model.spec.vocab)?;
+    tandem::text::check_tokens(&ids, opened.model.spec.vocab)?;
     let max_context = opened.model.spec.max_context;
     if let Some(ctx) = args.engine.ctx.filter(|&c| c as usize > max_context) {
         return Err(Error::usage(format!("--ctx {ctx}: the model was made for at most {max_context}")).into());

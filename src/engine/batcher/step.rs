@@ -348,7 +348,7 @@ impl Batcher {
         if over.is_some() {
             piece.text += &live.answer.finish();
         }
-        let heard = live.events.send(Event::Token(Token { id: token, text: piece.text, logprobs })).is_ok();
+        let heard = (live.deliver)(Event::Token(Token { id: token, text: piece.text, logprobs }));
         done.over.extend(over.or((!heard).then_some(Finish::Cancelled)).map(|how| (id, how)));
     }
 }
