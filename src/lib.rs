@@ -14,7 +14,8 @@
 //! 8. [`plan`] predicts where a model should run; [`sched`] says who is computed when; [`program`] is what is run where,
 //!    as values.
 //! 9. [`sim`] runs these schedulers and programs on a clock alone, over many requests.
-//! 10. [`tensor`] has dtypes and the block formats that all of them share; [`rope`] the angles of rotary position embedding.
+//! 10. [`serve`] answers OpenAI's API over HTTP with a running engine.
+//! 11. [`tensor`] has dtypes and the block formats that all of them share; [`rope`] the angles of rotary position embedding.
 //!
 //! Beside the way: [`hardware`] describes a machine in numbers, [`hub`] fetches models by name, [`workload`] has the requests that a machine is tried with,
 //! [`timeline`] shows when what was computed.

@@ -205,8 +205,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         ending,
         logprobs: args.logprobs.map(|k| k as usize),
     };
-    let (engine, generated) =
-        generate(running.engine, tokenizer, request, started, !args.json)?;
+    let (engine, generated) = generate(running.engine, tokenizer, request, started, !args.json)?;
     running.engine = engine;
     let Generated { answer, finish, prompt_tokens, prefill_s, decode_s, first } = generated;
     // The time to the first token; loading the model takes no emulated time.

@@ -84,7 +84,7 @@ const GOODBYE: Duration = Duration::from_secs(2);
 /// What the main thread waits for.
 enum News {
     Signal(&'static str),
-    Loaded(anyhow::Result<Loaded>),
+    Loaded(anyhow::Result<Box<Loaded>>),
 }
 
 /// A model in memory.
@@ -112,15 +112,16 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     std::thread::Builder::new().name("tandem-load".into()).spawn(move || {
         let loaded = load(&args, targets, queue);
         // If nobody waits for it any more, the program is about to end.
-        let _ = sender.send(News::Loaded(loaded));
+        let _ = sender.send(News::Loaded(loaded.map(Box::new)));
     })?;
-    let Loaded { service, model, _scheduled } = match news.recv()? {
+    let loaded = match news.recv()? {
         News::Loaded(loaded) => loaded?,
         News::Signal(name) => {
             progress::note(&format!("{name} while the model is loaded"));
             return Ok(());
         }
     };
+    let Loaded { service, model, _scheduled } = *loaded;
     let (context, sequences) = (model.context, model.sequences);
     server.ready(model);
     progress::note(&format!("ready: {sequences} sequences at a time, {context} tokens each"));
@@ -132,7 +133,8 @@ fn options(args: &Args) -> Result<Options> {
     let mut keys = Keys::new(args.api_key.iter().map(String::as_str))?;
     if let Some(path) = &args.api_key_file {
         let in_file = Keys::in_lines(&prompt::read_file(path)?);
-        keys = keys.and(in_file.map_err(|e| Error::usage(format!("--api-key-file {}: {e}", prompt::name(path))))?);
+        keys = keys
+            .and(in_file.map_err(|e| Error::usage(format!("--api-key-file {}: {e}", prompt::name(path))))?);
     }
     let name = args.served_name.clone().unwrap_or_else(|| name(args.model.as_deref()));
     Ok(Options {

@@ -54,9 +54,7 @@ pub use outcome::{CohortOutcome, Outcome, TokenSource};
 pub use place::Placement;
 pub use prepare::{Layer, Prepared};
 pub use sequences::{Engine, NOT_NUMBERS};
-pub use service::{
-    Client, Delivery, EventStream, Flight, MOST_IN_FLIGHT, Service, Shutdown, Status,
-};
+pub use service::{Client, Delivery, EventStream, Flight, MOST_IN_FLIGHT, Service, Shutdown, Status};
 pub use weights::{
     LayerImage, LayerLayout, LayerSource, LayerStream, Upload, activation_type, embedding_bytes, head_bytes,
     linear_shapes, rope_bytes, separate_gate_up,

@@ -37,7 +37,12 @@ impl Writing {
 
 /// The whole answer, when it is complete.
 pub(super) async fn whole(mut run: Run, writing: &Writing) -> Response {
-    let part = |index| Part { index, text: Some(writing.echo(index)), scored: writing.scored(Vec::new()), ..Part::default() };
+    let part = |index| Part {
+        index,
+        text: Some(writing.echo(index)),
+        scored: writing.scored(Vec::new()),
+        ..Part::default()
+    };
     let mut parts: Vec<Part> = (0..writing.choices).map(part).collect();
     parts.iter_mut().for_each(|part| part.offset = chars(part.text.as_deref().unwrap_or_default()));
     while let Some(update) = run.next().await {

@@ -51,7 +51,10 @@ impl App {
     /// The model, if requests may use it now.
     pub fn ready(&self) -> Result<&Loaded, ApiError> {
         if self.is_draining() {
-            return Err(ApiError::unavailable("draining", "the server is about to end and takes no requests"));
+            return Err(ApiError::unavailable(
+                "draining",
+                "the server is about to end and takes no requests",
+            ));
         }
         let loading = || ApiError::unavailable("loading", "the model is being loaded");
         self.loaded.get().ok_or_else(loading)

@@ -36,7 +36,10 @@ impl Bytes {
                     None => ApiError::of_request(StatusCode::BAD_REQUEST, error.to_string()),
                 },
                 (true, path) => ApiError::bad(path, format!("{path}: {error}")),
-                _ => ApiError::of_request(StatusCode::BAD_REQUEST, format!("the body is no valid JSON: {error}")),
+                _ => ApiError::of_request(
+                    StatusCode::BAD_REQUEST,
+                    format!("the body is no valid JSON: {error}"),
+                ),
             }
         })?;
         let ends = reader.end().map_err(|e| {

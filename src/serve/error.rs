@@ -74,7 +74,12 @@ impl ApiError {
 
     /// Not now; `code` says why.
     pub fn unavailable(code: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable_error", Some(code), message.into())
+        ApiError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "service_unavailable_error",
+            Some(code),
+            message.into(),
+        )
     }
 
     /// A failure of ours.

@@ -17,7 +17,12 @@ use super::socket::Socket;
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves until `end` says so, then until all connections are done with what they do.
-pub(super) async fn serve(listener: TcpListener, app: Arc<App>, routes: Router, mut end: watch::Receiver<bool>) {
+pub(super) async fn serve(
+    listener: TcpListener,
+    app: Arc<App>,
+    routes: Router,
+    mut end: watch::Receiver<bool>,
+) {
     let most = app.options.connections;
     let room = Arc::new(Semaphore::new(most));
     loop {

@@ -42,7 +42,9 @@ impl Histogram {
     fn write(&self, out: &mut String, name: &str, help: &str) {
         head(out, name, help, "histogram");
         let mut sum = 0;
-        for (bucket, bound) in self.buckets.iter().zip(BOUNDS.iter().map(|b| b.to_string()).chain(["+Inf".into()])) {
+        for (bucket, bound) in
+            self.buckets.iter().zip(BOUNDS.iter().map(|b| b.to_string()).chain(["+Inf".into()]))
+        {
             sum += bucket.load(Ordering::Relaxed);
             let _ = writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {sum}");
         }

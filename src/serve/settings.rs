@@ -112,7 +112,9 @@ fn within(
 ) -> Result<Option<f32>, ApiError> {
     // NaN is in no range.
     match value {
-        Some(x) if !range.contains(&x) => Err(ApiError::bad(name, format!("{name}: {x} is not in {range:?}"))),
+        Some(x) if !range.contains(&x) => {
+            Err(ApiError::bad(name, format!("{name}: {x} is not in {range:?}")))
+        }
         value => Ok(value),
     }
 }
@@ -151,7 +153,8 @@ fn biases_of(
     let mut all = Vec::with_capacity(biases.len());
     for (key, bias) in biases {
         let id = key.parse().ok().filter(|&id: &u32| (id as usize) < vocab);
-        let id = id.ok_or_else(|| out_of_range("logit_bias", &format!("a token id below {vocab} as a key")))?;
+        let id =
+            id.ok_or_else(|| out_of_range("logit_bias", &format!("a token id below {vocab} as a key")))?;
         if !BIAS_RANGE.contains(bias) {
             return Err(out_of_range("logit_bias", "a value from -100 to 100"));
         }

@@ -135,13 +135,18 @@ impl Chat {
             let tells = self.tokenizer.is_some() && !conversations.is_empty();
             let note = "this model has no chat template: the prompt is continued as it is";
             let notes = tells.then(|| note.to_owned()).into_iter().collect();
-            return Prompts { tokens: conversations.iter().map(|c| self.without_template(c)).collect(), notes };
+            return Prompts {
+                tokens: conversations.iter().map(|c| self.without_template(c)).collect(),
+                notes,
+            };
         };
         let mut refused = Vec::with_capacity(conversations.len());
         let mut complete = Vec::with_capacity(conversations.len());
         let mut unused = BTreeSet::new();
         for mut one in conversations {
-            if let Some(system) = self.system.as_deref().filter(|_| one.messages.iter().all(|m| m.role() != "system")) {
+            if let Some(system) =
+                self.system.as_deref().filter(|_| one.messages.iter().all(|m| m.role() != "system"))
+            {
                 one.messages.insert(0, Message::new("system", system));
             }
             unused.extend(one.variables.iter().map(|v| v.0.clone()).filter(|name| !mentions(template, name)));
@@ -153,8 +158,9 @@ impl Chat {
             complete.push(one);
         }
         let unused = unused.into_iter();
-        let notes =
-            unused.map(|name| format!("the chat template has no variable {name}: it has no effect")).collect();
+        let notes = unused
+            .map(|name| format!("the chat template has no variable {name}: it has no effect"))
+            .collect();
         // The template comes from the model's author, so its errors are reported as the model file's.
         let rendered = self.sandbox.render_all(template, &complete, &self.bos, &self.eos);
         let ids = |(text, refused): (Result<String>, Option<Error>)| {

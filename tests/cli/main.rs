@@ -12,6 +12,7 @@ mod pull;
 mod random_memories;
 mod requests;
 mod self_test;
+mod serve;
 mod simulate;
 #[path = "../support/mod.rs"]
 mod support;

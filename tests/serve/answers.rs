@@ -9,7 +9,8 @@ fn served() -> Served {
 }
 
 fn ask(more: Value) -> Value {
-    let mut body = json!({ "model": "any", "messages": [{ "role": "user", "content": "Hello" }], "max_tokens": 12 });
+    let mut body =
+        json!({ "model": "any", "messages": [{ "role": "user", "content": "Hello" }], "max_tokens": 12 });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
 }
@@ -21,7 +22,8 @@ fn content(answer: &Value) -> &str {
 #[test]
 fn a_stream_has_the_text_of_the_whole_answer() {
     let served = served();
-    for more in [json!({ "temperature": 0 }), json!({ "seed": 7 }), json!({ "seed": 7, "temperature": 3.0 })] {
+    for more in [json!({ "temperature": 0 }), json!({ "seed": 7 }), json!({ "seed": 7, "temperature": 3.0 })]
+    {
         let whole = served.caller().chat(&ask(more.clone())).ok();
         let mut streamed = ask(more);
         streamed["stream"] = true.into();
@@ -77,7 +79,8 @@ fn several_answers_have_successive_seeds() {
         assert_eq!(all["choices"][i]["index"], i);
     }
     assert_ne!(texts[0], texts[1], "seeds count");
-    let events = served.stream("/v1/chat/completions", &ask(json!({ "n": 3, "seed": 40, "stream": true }))).all();
+    let events =
+        served.stream("/v1/chat/completions", &ask(json!({ "n": 3, "seed": 40, "stream": true }))).all();
     for (i, text) in texts.iter().enumerate() {
         assert_eq!(text_of(&events, i as u64), **text);
     }
@@ -162,12 +165,14 @@ fn biases_and_penalties_change_what_is_chosen() {
     };
     let forced = words(json!({ "logit_bias": { "77": 100 } }));
     assert_eq!(forced, vec!["77"; 12]);
-    let banned = words(json!({ "temperature": 0, "logit_bias": { "77": 100, "78": 99.5 }, "frequency_penalty": 2 }));
+    let banned =
+        words(json!({ "temperature": 0, "logit_bias": { "77": 100, "78": 99.5 }, "frequency_penalty": 2 }));
     // Each 77 takes 2 from it: after the first, 78 is ahead.
     assert!(banned.contains(&"77".into()) && banned.contains(&"78".into()), "{banned:?}");
     let present = json!({ "temperature": 0, "logit_bias": { "77": 100, "78": 99 }, "presence_penalty": 2 });
     assert_eq!(words(present)[..2], ["77", "78"]);
-    let repeated = json!({ "temperature": 0, "logit_bias": { "77": 100, "78": 90 }, "repetition_penalty": 2 });
+    let repeated =
+        json!({ "temperature": 0, "logit_bias": { "77": 100, "78": 90 }, "repetition_penalty": 2 });
     assert_eq!(words(repeated)[..2], ["77", "78"]);
     let greedy = words(json!({ "temperature": 0 }));
     assert_eq!(words(json!({ "top_k": 1, "seed": 9 })), greedy);
@@ -180,7 +185,8 @@ fn roles_and_parts_of_text_are_taken_and_answers_end_where_the_context_does() {
     let served = served();
     let parts = json!([{ "type": "text", "text": "Hel" }, { "type": "text", "text": "lo" }]);
     let same = json!({ "temperature": 0, "messages": [{ "role": "user", "content": parts }] });
-    let (a, b) = (served.caller().chat(&ask(same)).ok(), served.caller().chat(&ask(json!({ "temperature": 0 }))).ok());
+    let (a, b) =
+        (served.caller().chat(&ask(same)).ok(), served.caller().chat(&ask(json!({ "temperature": 0 }))).ok());
     assert_eq!(content(&a), content(&b));
     let mut endless = ask(json!({ "temperature": 0 }));
     endless.as_object_mut().unwrap().remove("max_tokens");

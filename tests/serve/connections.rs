@@ -108,9 +108,12 @@ fn a_stream_without_news_has_comments() {
     let options = Options { keep_alive: Duration::from_millis(20), ..Options::default() };
     let served = World { options, gate: Gate::after(1), chunk: 8, ..World::default() }.serve();
     // Accepted before the first step, whose successor is held.
-    let mut events = served.stream("/v1/chat/completions", &json!({
-        "messages": [{ "role": "user", "content": "x".repeat(40) }], "stream": true, "max_tokens": 2,
-    }));
+    let mut events = served.stream(
+        "/v1/chat/completions",
+        &json!({
+            "messages": [{ "role": "user", "content": "x".repeat(40) }], "stream": true, "max_tokens": 2,
+        }),
+    );
     assert!(events.line().unwrap().contains("assistant"));
     for _ in 0..3 {
         assert_eq!(events.line().unwrap(), ": keep-alive");
@@ -131,7 +134,8 @@ fn clients_that_are_slow_to_ask_are_cut_off() {
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "{answer}");
     answer.clear();
     let mut body = served.connect();
-    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nConnection: close\r\n\r\n{";
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nConnection: close\r\n\r\n{";
     body.write_all(head.as_bytes()).unwrap();
     body.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
@@ -156,15 +160,28 @@ fn what_is_no_http_is_told_so() {
     served.caller().get("/health").ok();
 }
 
+/// Lets the system hold little that has not been read.
+fn shrink_buffer(connection: &std::net::TcpStream) {
+    use std::os::fd::AsRawFd;
+    let bytes: libc::c_int = 4096;
+    let (value, length) = ((&raw const bytes).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: setsockopt reads `length` bytes, those of an int, through the pointer to one.
+    let set =
+        unsafe { libc::setsockopt(connection.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, value, length) };
+    assert_eq!(set, 0);
+}
+
 #[test]
 fn a_client_that_does_not_read_is_cut_off() {
     let options = Options { write_time: Duration::from_millis(300), ..Options::default() };
     let served = World { options, ..World::default() }.serve();
-    // More than the buffers of a socket hold: many answers, each token with many likely ones.
+    // More than the buffers of the sockets hold: several answers, each token with many likely ones.
     let body = json!({
-        "prompt": "x", "max_tokens": 250, "n": 100, "logprobs": 20, "stream": true, "ignore_eos": true,
+        "prompt": "x", "max_tokens": 250, "n": 12, "logprobs": 20, "stream": true, "ignore_eos": true,
     });
-    let connection = served.send(TEXT, &body);
+    let connection = served.connect();
+    shrink_buffer(&connection);
+    served.send_on(&connection, TEXT, &body);
     let line = served.logged("499");
     assert!(line.contains("stream=true"), "{line}");
     served.wait_until_free();
@@ -174,11 +191,11 @@ fn a_client_that_does_not_read_is_cut_off() {
 /// Streams of many clients, each with the answer that it has alone.
 fn many(n: usize, tokens: usize) {
     let served = World { sequences: 32, chunk: 64, ..World::default() }.serve();
-    let body = |i: usize| json!({ "prompt": format!("{i}"), "max_tokens": tokens, "seed": i, "stream": i > 0 });
+    let body =
+        |i: usize| json!({ "prompt": format!("{i}"), "max_tokens": tokens, "seed": i, "stream": i > 0 });
     let connections: Vec<_> = (0..n).map(|i| served.send(TEXT, &body(i + 1))).collect();
     assert!(served.service.client().in_flight() <= n);
-    let texts: Vec<String> =
-        connections.into_iter().map(|c| text_of(&Events::of(c).all(), 0)).collect();
+    let texts: Vec<String> = connections.into_iter().map(|c| text_of(&Events::of(c).all(), 0)).collect();
     for i in (0..n).step_by(n / 8) {
         let mut alone = body(i + 1);
         alone["stream"] = false.into();

@@ -82,7 +82,11 @@ fn a_value_that_is_wrong_is_refused_by_its_name() {
         (TEXT, text(json!({ "prompt": vec!["a"; 2000] })), "prompt"),
     ] {
         let error = served.caller().post(path, &body).error(400);
-        assert_eq!((&error["param"], &error["type"]), (&json!(param), &json!("invalid_request_error")), "{body}");
+        assert_eq!(
+            (&error["param"], &error["type"]),
+            (&json!(param), &json!("invalid_request_error")),
+            "{body}"
+        );
     }
     assert_eq!(served.gate.steps(), 0, "nothing was computed");
 }
@@ -94,7 +98,11 @@ fn a_constraint_that_is_not_kept_is_refused() {
     let tool = json!([{ "type": "function", "function": { "name": "f", "parameters": {} } }]);
     for (path, body, param) in [
         (CHAT, chat(json!({ "response_format": { "type": "json_object" } })), "response_format"),
-        (CHAT, chat(json!({ "response_format": { "type": "json_schema", "json_schema": {} } })), "response_format"),
+        (
+            CHAT,
+            chat(json!({ "response_format": { "type": "json_schema", "json_schema": {} } })),
+            "response_format",
+        ),
         (TEXT, text(json!({ "response_format": { "type": "json_object" } })), "response_format"),
         (CHAT, chat(json!({ "tools": tool })), "tools"),
         (CHAT, chat(json!({ "tools": tool, "tool_choice": "auto" })), "tools"),
@@ -122,7 +130,11 @@ fn a_prompt_beyond_the_context_is_refused_with_numbers() {
     let served = World::default().serve();
     for (path, body, param) in [
         (CHAT, chat(json!({ "messages": [{ "role": "user", "content": "x".repeat(257) }] })), "messages"),
-        (CHAT, chat(json!({ "stream": true, "messages": [{ "role": "user", "content": "x".repeat(257) }] })), "messages"),
+        (
+            CHAT,
+            chat(json!({ "stream": true, "messages": [{ "role": "user", "content": "x".repeat(257) }] })),
+            "messages",
+        ),
         (TEXT, text(json!({ "prompt": ["ab", "x".repeat(257)] })), "prompt"),
     ] {
         let error = served.caller().post(path, &body).error(400);
@@ -138,7 +150,8 @@ fn bodies_that_are_no_json_are_refused() {
     let served = World::default().serve();
     let json = [("content-type", "application/json; charset=utf-8")];
     let deep = format!("{{\"messages\": {}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
-    let prefixes = ["", "{", "[1", "nope", "{\"prompt\": \"a\"} x", "{\"prompt\": \"\u{0}\"}", "\u{feff}{}", "\"a"];
+    let prefixes =
+        ["", "{", "[1", "nope", "{\"prompt\": \"a\"} x", "{\"prompt\": \"\u{0}\"}", "\u{feff}{}", "\"a"];
     for body in prefixes.into_iter().chain([deep.as_str()]) {
         for path in [CHAT, TEXT, "/tokenize", "/detokenize"] {
             served.caller().post_text(path, body, &json).error(400);
@@ -190,7 +203,8 @@ fn a_key_is_wanted_where_there_are_keys() {
     served.caller().get("/v1/models").ok();
     served.caller().get("/v1/models/m").ok();
     served.caller().get("/metrics").error(401);
-    served.caller().get("/unknown").error(404);
+    served.caller().get("/openapi.json").ok();
+    served.caller().get("/unknown").error(401);
     let line = served.logged("401");
     assert!(!line.contains("secret") && !line.contains("wrong"), "{line}");
 }

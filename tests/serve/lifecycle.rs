@@ -20,7 +20,9 @@ fn body(more: Value) -> Value {
 fn until_the_model_is_there_requests_are_put_off() {
     let mut served = World { ready: false, ..World::default() }.serve();
     let caller = served.caller();
-    for reply in [caller.get("/health"), caller.complete(&body(json!({}))), caller.post("/tokenize", &json!({}))] {
+    for reply in
+        [caller.get("/health"), caller.complete(&body(json!({}))), caller.post("/tokenize", &json!({}))]
+    {
         assert_eq!(reply.error(503)["code"], "loading");
         assert!(reply.retry_after.is_some());
     }

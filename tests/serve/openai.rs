@@ -16,7 +16,8 @@ fn the_openai_package_understands_all_answers() {
         Ok(_) => return println!("skipped: SKIPPED: {python} has no package openai"),
         Err(e) => return println!("skipped: SKIPPED: {python}: {e}"),
     };
-    let options = Options { keys: Keys::new(["sk-test"]).unwrap(), name: "tiny".into(), ..Options::default() };
+    let options =
+        Options { keys: Keys::new(["sk-test"]).unwrap(), name: "tiny".into(), ..Options::default() };
     let served = World { options, ..World::default() }.serve();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve/openai_client.py");
     let url = format!("http://{}/v1", served.server.address());

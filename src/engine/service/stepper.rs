@@ -113,9 +113,9 @@ impl Stepper {
         };
         let events = deliveries.clone();
         let accepted = match self.stop {
-            None => self
-                .requests
-                .submit_to(request, Box::new(move |event| send(&events, Delivery::Event(event)))),
+            None => {
+                self.requests.submit_to(request, Box::new(move |event| send(&events, Delivery::Event(event))))
+            }
             Some(_) => Err(Error::Unavailable("the service takes no requests: it is being shut down".into())),
         };
         match accepted {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 
+use crate::Error;
 use crate::serve::app::App;
 use crate::serve::complete::{Asked, answer, apart, check_length, places};
 use crate::serve::error::ApiError;
@@ -13,7 +14,6 @@ use crate::serve::form::Form;
 use crate::serve::record::Record;
 use crate::serve::settings::{Settings, out_of_range};
 use crate::serve::{body, conversation};
-use crate::Error;
 
 pub(super) const PATH: &str = "/v1/chat/completions";
 
@@ -34,7 +34,8 @@ async fn asked(app: &Arc<App>, request: Request) -> Result<Asked, ApiError> {
     drop(bytes);
     common.max_tokens = fields.max_completion_tokens.or(common.max_tokens);
     if common.max_tokens == Some(0) {
-        let name = if fields.max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" };
+        let name =
+            if fields.max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" };
         return Err(out_of_range(name, "at least 1"));
     }
     let logprobs = logprobs(&fields)?;

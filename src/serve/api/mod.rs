@@ -5,6 +5,7 @@ mod completions;
 mod health;
 mod metrics;
 mod models;
+mod openapi;
 mod tokenize;
 
 use std::sync::Arc;
@@ -19,21 +20,25 @@ use axum::routing::{get, post};
 use super::app::App;
 use super::error::ApiError;
 
-/// Paths that need no key: whether the server is there, and what it serves.
-const PUBLIC: [&str; 3] = [health::PATH, models::PATH, models::ONE];
+/// Paths that need no key: whether the server is there, what it serves, and how it is asked.
+const PUBLIC: [&str; 4] = [health::PATH, models::PATH, models::ONE, openapi::PATH];
 /// Paths whose requests are written to the log with their tokens.
 const RECORDED: [&str; 2] = [chat::PATH, completions::PATH];
 /// All of them, for metrics.
-const PATHS: [&str; 8] = [
+const PATHS: [&str; 9] = [
     chat::PATH,
     completions::PATH,
     models::PATH,
     models::ONE,
     health::PATH,
     metrics::PATH,
+    openapi::PATH,
     tokenize::PATH,
     tokenize::BACK,
 ];
+
+/// Characters of an unknown path in the log.
+const LONGEST: usize = 100;
 
 /// All endpoints.
 pub(super) fn routes(app: Arc<App>) -> Router {
@@ -44,11 +49,12 @@ pub(super) fn routes(app: Arc<App>) -> Router {
         .route(models::ONE, get(models::one))
         .route(health::PATH, get(health::run))
         .route(metrics::PATH, get(metrics::run))
+        .route(openapi::PATH, get(openapi::run))
         .route(tokenize::PATH, post(tokenize::run))
         .route(tokenize::BACK, post(tokenize::back))
         .method_not_allowed_fallback(wrong_method)
-        .layer(middleware::from_fn_with_state(app.clone(), guard))
         .fallback(nothing)
+        .layer(middleware::from_fn_with_state(app.clone(), guard))
         .with_state(app)
 }
 
@@ -68,6 +74,11 @@ async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     let matched = request.extensions().get::<MatchedPath>();
     let path = matched.and_then(|m| PATHS.into_iter().find(|path| *path == m.as_str())).unwrap_or("other");
     let method = request.method().clone();
+    // A stranger's path is cut; what it may be made of, a URI has checked.
+    let shown = match path {
+        "other" => request.uri().path().chars().take(LONGEST).collect(),
+        path => path.to_owned(),
+    };
     let admitted = PUBLIC.contains(&path) || app.options.keys.admit(request.headers());
     if admitted && RECORDED.contains(&path) && method == Method::POST {
         return next.run(request).await;
@@ -78,6 +89,6 @@ async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     let total = begun.elapsed().as_secs_f64() * 1e3;
     // Probes and scrapes come every few seconds.
     let detail = [health::PATH, metrics::PATH].contains(&path);
-    (app.options.log)(&format!("{method} {path} {status} total_ms={total:.1}"), detail);
+    (app.options.log)(&format!("{method} {shown} {status} total_ms={total:.1}"), detail);
     response
 }

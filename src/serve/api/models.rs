@@ -28,7 +28,10 @@ pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({ "object": "list", "data": [model(&app)] }))
 }
 
-pub(super) async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+pub(super) async fn one(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
     if id == app.options.name {
         return Ok(Json(model(&app)));
     }
