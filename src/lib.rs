@@ -46,7 +46,8 @@
 //! 9. [`plan`] predicts where a model should run; [`sched`] says who is computed when; [`program`] is what is run where,
 //!    as values.
 //! 10. [`sim`] runs these schedulers and programs on a clock alone, over many requests.
-//! 11. [`tensor`] has dtypes and the block formats that all of them share; [`rope`] the angles of rotary position embedding.
+//! 11. [`serve`] answers OpenAI's API over HTTP with a running engine.
+//! 12. [`tensor`] has dtypes and the block formats that all of them share; [`rope`] the angles of rotary position embedding.
 //!
 //! Four rooms stand apart: [`hardware`] describes a machine in numbers, [`hub`] fetches models by name, [`workload`] has the
 //! requests that a machine is tried with, [`timeline`] shows when what was computed.
@@ -69,6 +70,7 @@ pub mod progress;
 pub mod reference;
 pub mod rope;
 pub mod sched;
+pub mod serve;
 pub mod sim;
 pub mod simd;
 mod small_file;

@@ -1,6 +1,5 @@
 //! `tandem generate`: continues or answers one prompt, or many.
 
-pub(super) mod chat;
 mod lines;
 mod many;
 mod neutral;
@@ -12,11 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tandem::engine::{Batcher, Engine, Event, Finish, Request, Token};
-use tandem::open::Demand;
-use tandem::text::{Ending, Message, Sampler, Tokenizer};
+use tandem::open::{Demand, Model};
+use tandem::text::{Chat, Conversation, Ending, Message, Sampler, Tokenizer};
 use tandem::{Error, atomic_file};
 
-use self::chat::Chat;
 use self::variables::VariableArgs;
 use super::args::EngineArgs;
 use super::open;
@@ -93,8 +91,27 @@ pub struct Args {
 }
 
 /// Tokens that end an answer of a model.
-fn ends(tokenizer: Option<&Tokenizer>) -> Vec<u32> {
+pub(super) fn ends(tokenizer: Option<&Tokenizer>) -> Vec<u32> {
     tokenizer.map_or_else(Vec::new, |t| t.end_of_generation().collect())
+}
+
+/// How prompts become tokens of a model, by the command line.
+pub(super) fn chat(
+    opened: &Model,
+    tokenizer: Option<Arc<Tokenizer>>,
+    system: Option<&str>,
+    variables: &VariableArgs,
+) -> Chat {
+    let template = opened.loaded.chat_template.as_deref();
+    let chat = Chat::new(tokenizer, template, opened.loaded.spec.vocab);
+    chat.with_system(system).with_variables(variables.all())
+}
+
+/// The tokens of conversations; reports what has no effect on them.
+pub(super) fn answers(chat: &Chat, conversations: Vec<Conversation>) -> Vec<tandem::Result<Vec<u32>>> {
+    let prompts = chat.answers(conversations);
+    prompts.notes.iter().for_each(|note| progress::detail(note));
+    prompts.tokens
 }
 
 /// Steps that a drawn timeline shows.
@@ -154,10 +171,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut sampling = args.sampling.resolve(&opened.loaded.sampling);
     sampling.ignored.iter().for_each(|sentence| progress::note(sentence));
     progress::detail(&format!("sampling: {sampling}"));
-    let tokenizer = opened.tokenizer()?;
+    let tokenizer = opened.tokenizer()?.map(Arc::new);
     let lists = args.sampling.lists(&opened.loaded.sampling, &opened.loaded.eos_ids);
     let ending = Ending {
-        tokens: ends(tokenizer.as_ref()),
+        tokens: ends(tokenizer.as_deref()),
         stop: if args.stop.is_empty() { lists.stop.clone() } else { args.stop.clone() },
         min_tokens: lists.min_tokens,
         ..Ending::default()
@@ -166,10 +183,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     ending.withhold(&mut sampling.params);
     // Checked before the model is loaded.
     Sampler::new(sampling.params.clone())?;
-    let chat = Chat::new(&opened, tokenizer.as_ref(), args.system.as_deref(), args.variables.all());
+    let chat = chat(&opened, tokenizer.clone(), args.system.as_deref(), &args.variables);
     let ids = match args.raw {
         true => chat.raw(&prompt)?,
-        false => chat.answers(vec![chat.conversation(vec![Message::new("user", &prompt)])]).remove(0)?,
+        false => answers(&chat, vec![chat.conversation(vec![Message::new("user", &prompt)])]).remove(0)?,
     };
     let max_context = opened.loaded.spec.max_context;
     check_length(ids.len(), args.engine.ctx, max_context)?;
@@ -188,8 +205,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         ending,
         logprobs: args.logprobs.map(|k| k as usize),
     };
-    let (engine, generated) =
-        generate(running.engine, tokenizer.map(Arc::new), request, started, !args.json)?;
+    let (engine, generated) = generate(running.engine, tokenizer, request, started, !args.json)?;
     running.engine = engine;
     let Generated { answer, finish, prompt_tokens, prefill_s, decode_s, first } = generated;
     // The time to the first token; loading the model takes no emulated time.

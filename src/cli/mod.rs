@@ -8,6 +8,7 @@
 mod args;
 mod bench;
 mod chart;
+mod chat;
 mod decision;
 mod doctor;
 mod figures;
@@ -25,6 +26,7 @@ mod prompt;
 mod pull;
 mod records;
 mod sampling;
+mod serve;
 mod simulate;
 mod stopwatch;
 mod targets;
@@ -56,6 +58,10 @@ struct Cli {
 enum Command {
     /// Continue or answer a prompt.
     Generate(generate::Args),
+    /// Answer requests over HTTP, with OpenAI's API.
+    Serve(serve::Args),
+    /// Talk with a model at the terminal.
+    Chat(chat::Args),
     /// Print the token ids of a text.
     Tokenize(tokenize::Args),
     /// How well a model predicts a text.
@@ -121,6 +127,10 @@ fn run(command: &Command) -> anyhow::Result<()> {
             args.engine.check_for(many)?;
             generate::run(args)
         }
+        Command::Chat(args) => {
+            args.engine.check_for(Requests::One)?;
+            chat::run(args)
+        }
         Command::Tokenize(args) => tokenize::run(args),
         Command::Perplexity(args) => {
             args.engine.check_for(Requests::One)?;
@@ -138,6 +148,10 @@ fn run(command: &Command) -> anyhow::Result<()> {
             bench::run(args)
         }
         Command::Doctor(args) => doctor::run(args),
+        Command::Serve(args) => {
+            args.engine.check_for(Requests::Many)?;
+            serve::run(args)
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use tandem::Error;
 use tandem::engine::NewTokens;
-use tandem::open::{Demand, Use, check_tokens};
+use tandem::open::{Demand, Use};
 use tandem::program::Wants;
 use tandem::text::token_logprob;
 
@@ -55,7 +55,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         ))
         .into());
     }
-    check_tokens(&ids, opened.loaded.spec.vocab)?;
+    tandem::text::check_tokens(&ids, opened.loaded.spec.vocab)?;
     let max_context = opened.loaded.spec.max_context;
     if let Some(ctx) = args.engine.ctx.filter(|&c| c as usize > max_context) {
         return Err(Error::usage(format!("--ctx {ctx}: the model was made for at most {max_context}")).into());

@@ -1,14 +1,15 @@
 //! `tandem tokenize`: the token ids of a text.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Result;
 use serde::Serialize;
 use tandem::Error;
 use tandem::text::{Json, Message};
 
-use super::generate::chat::Chat;
 use super::generate::variables::VariableArgs;
+use super::generate::{answers, chat};
 use super::{open, output, prompt};
 
 /// Prints the token ids of a text, one per line.
@@ -53,8 +54,8 @@ struct Report {
 
 /// Tokenizes.
 pub fn run(args: &Args) -> Result<()> {
-    let chat = args.chat || args.messages.is_some();
-    if !chat && (args.system.is_some() || args.variables.is_given()) {
+    let in_template = args.chat || args.messages.is_some();
+    if !in_template && (args.system.is_some() || args.variables.is_given()) {
         return Err(Error::usage("--system and --template-arg: are for the chat template; add --chat").into());
     }
     let text = match (&args.text, &args.file, &args.messages) {
@@ -67,15 +68,15 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(no_tokenizer().into());
     }
     let opened = open::open(args.model.as_deref())?;
-    let tokenizer = opened.tokenizer()?.ok_or_else(no_tokenizer)?;
+    let tokenizer = Arc::new(opened.tokenizer()?.ok_or_else(no_tokenizer)?);
     let special = !args.no_special;
-    let ids = if chat {
+    let ids = if in_template {
         let messages = match &args.messages {
             Some(path) => messages(&prompt::name(path), &text)?,
             None => vec![Message::new("user", &text)],
         };
-        let chat = Chat::new(&opened, Some(&tokenizer), args.system.as_deref(), args.variables.all());
-        chat.answers(vec![chat.conversation(messages)]).remove(0)?
+        let chat = chat(&opened, Some(tokenizer.clone()), args.system.as_deref(), &args.variables);
+        answers(&chat, vec![chat.conversation(messages)]).remove(0)?
     } else {
         tokenizer.encode(&text, special, special)?
     };

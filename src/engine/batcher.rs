@@ -3,14 +3,14 @@
 //! ```text
 //! submit ─► schedule ─► step ─► sample ─► commit ─┐        cancel: at any time, of any id
 //!               ▲                                 │
-//!               └──────────── Batcher::step ◄────┘ ─► Receiver<Event>: tokens, then how it ended
+//!               └──────────── Batcher::step ◄────┘ ─► Receiver<Event> or Deliver: tokens, then how it ended
 //! ```
 //!
 //! A [`Strategy`] decides which requests are computed in each step ([`crate::sched`]). A request gives the same tokens
 //! as alone: its sampler has its own seed, and rows of a step do not mix (bit by bit in deterministic mode).
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, channel};
 
 use rustc_hash::FxHashMap;
 
@@ -98,6 +98,10 @@ pub struct Logprobs {
     pub top: Vec<(u32, f32)>,
 }
 
+/// Takes the events of a request, on the thread that makes the steps: it must return at once. It returns whether anybody
+/// still reads them; a request that nobody reads is cancelled.
+pub type Deliver = Box<dyn FnMut(Event) -> bool + Send>;
+
 /// Report of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepReport {
@@ -134,7 +138,7 @@ struct Live {
     sampler: Sampler,
     /// Its pages that others may begin with.
     chain: Chain,
-    events: Sender<Event>,
+    deliver: Deliver,
 }
 
 impl Live {
@@ -163,6 +167,15 @@ impl TokenSource for InFlight {
     }
 }
 
+/// Free pages on the device and on the host.
+fn free_pages(engine: &mut Engine) -> [usize; 2] {
+    match (engine.has_homes(), engine.home()) {
+        (true, _) => [Side::Device, Side::Host].map(|side| engine.kv_pages(side).free),
+        (false, Side::Device) => [engine.free_pages(), 0],
+        (false, Side::Host) => [0, engine.free_pages()],
+    }
+}
+
 /// See the [module](self).
 pub struct Batcher {
     engine: Engine,
@@ -185,11 +198,7 @@ impl Batcher {
     /// Requests scheduled by `strategy` with the predictions of `costs`. The strategy decides where sequences live on
     /// engines with [`Options::far_pages`](super::Options::far_pages).
     pub fn with(mut engine: Engine, strategy: Box<dyn Strategy>, costs: Box<dyn Predict + Send>) -> Batcher {
-        let [device_pages, host_pages] = match (engine.has_homes(), engine.home()) {
-            (true, _) => [Side::Device, Side::Host].map(|side| engine.kv_pages(side).free),
-            (false, Side::Device) => [engine.free_pages(), 0],
-            (false, Side::Host) => [0, engine.free_pages()],
-        };
+        let [device_pages, host_pages] = free_pages(&mut engine);
         let limits = Limits {
             rows: engine.rows() as u32,
             sub_batches: engine.sub_batches() as u32,
@@ -246,6 +255,16 @@ impl Batcher {
         (self.queues.waiting().len(), self.queues.running().len())
     }
 
+    /// Pages of keys and values that no request holds, on the device and on the host.
+    pub fn free_pages(&mut self) -> [usize; 2] {
+        free_pages(&mut self.engine)
+    }
+
+    /// The name of the strategy that schedules the requests.
+    pub fn strategy(&self) -> &'static str {
+        self.strategy.name()
+    }
+
     /// Whether there is nothing to do.
     pub fn is_idle(&self) -> bool {
         self.queues.is_empty()
@@ -257,6 +276,16 @@ impl Batcher {
     /// If the prompt is empty, a token is outside the vocabulary, or the sampling makes no sense;
     /// and if the request does not fit the context or the pages that the strategy may use (with the numbers).
     pub fn submit(&mut self, request: Request) -> Result<(RequestId, Receiver<Event>)> {
+        let (events, receiver) = channel();
+        let id = self.submit_to(request, Box::new(move |event| events.send(event).is_ok()))?;
+        Ok((id, receiver))
+    }
+
+    /// [`Batcher::submit`] with the events delivered by a call instead of a channel.
+    ///
+    /// # Errors
+    /// As [`Batcher::submit`]; nothing is delivered then.
+    pub fn submit_to(&mut self, request: Request, deliver: Deliver) -> Result<RequestId> {
         let Request { prompt, sampling, max_tokens, ending, logprobs } = request;
         if prompt.is_empty() {
             return Err(Error::usage("the prompt is empty"));
@@ -291,7 +320,6 @@ impl Batcher {
                 "a request of up to {most} tokens needs {pages} pages of keys and values, there are {there}"
             )));
         }
-        let (events, receiver) = channel();
         let n = prompt.len();
         let live = Live {
             tokens: prompt,
@@ -300,13 +328,13 @@ impl Batcher {
             logprobs,
             sampler,
             chain: Chain::default(),
-            events,
+            deliver,
         };
         // A sequence without tokens takes no pages.
         let id = self.engine.add();
         self.live.insert(id, live);
         self.queues.submit(RequestView::new(id, n as u32, most as u32));
-        Ok((id, receiver))
+        Ok(id)
     }
 
     /// The tokenizer for the text of answers that are submitted from now on. Without one it consists of the tokens' numbers, each
@@ -338,7 +366,7 @@ impl Batcher {
     }
 
     fn end(&mut self, id: RequestId, how: Finish) -> bool {
-        let Some(live) = self.live.remove(&id) else { return false };
+        let Some(mut live) = self.live.remove(&id) else { return false };
         match how {
             Finish::Stop | Finish::Length => self.queues.answered(id),
             _ => self.queues.end(id),
@@ -349,8 +377,8 @@ impl Batcher {
             // The other requests of its cohort start their token over.
             self.settle();
         }
-        // A dropped receiver is no error.
-        let _ = live.events.send(Event::End(how));
+        // That nobody reads it is no error.
+        (live.deliver)(Event::End(how));
         true
     }
 

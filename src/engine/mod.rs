@@ -10,8 +10,8 @@
 //! | item | what |
 //! |---|---|
 //! | [`Engine`], [`Options`], [`Outcome`], [`CohortOutcome`], [`TokenSource`], [`NewTokens`], [`NOT_NUMBERS`] | a loaded model and its steps |
-//! | [`Batcher`], [`Request`], [`Event`], [`Token`], [`Logprobs`], [`Finish`], [`StepReport`] | many requests, computed step by step |
-//! | [`Service`], [`Client`], [`EventStream`], [`Shutdown`], [`MOST_IN_FLIGHT`] | requests submitted from any thread |
+//! | [`Batcher`], [`Request`], [`Event`], [`Deliver`], [`Token`], [`Logprobs`], [`Finish`], [`StepReport`] | many requests, computed step by step |
+//! | [`Service`], [`Client`], [`EventStream`], [`Flight`], [`Delivery`], [`Status`], [`Shutdown`], [`MOST_IN_FLIGHT`] | requests submitted from any thread |
 //! | [`FarSteps`], [`SidePages`] | pages away from the device |
 //! | [`choose`], [`choose_by_time`], [`Choice`], [`Strategy`], [`Among`], [`Prices`], [`Timed`], [`Considered`], [`Placement`] | chooses where a model runs |
 //! | [`Sizes`], [`Memory`], [`Tiers`], [`LaneHandOver`], [`JobPause`], [`hand_overs`] | memory of a placement, and measured hand-over times of the lanes |
@@ -39,7 +39,7 @@ mod step;
 mod weights;
 
 pub use crate::timeline::{self, Timeline};
-pub use batcher::{Batcher, Event, Finish, Logprobs, Request, StepReport, Token};
+pub use batcher::{Batcher, Deliver, Event, Finish, Logprobs, Request, StepReport, Token};
 pub use forward::NewTokens;
 pub use homes::SidePages;
 pub use host::{Host, HostContext, HostSeq, HostStep, HostWorkspace, Residual};
@@ -55,7 +55,7 @@ pub use outcome::{CohortOutcome, Outcome, TokenSource};
 pub use place::Placement;
 pub use prepare::{Layer, Prepared};
 pub use sequences::{Engine, NOT_NUMBERS};
-pub use service::{Client, EventStream, MOST_IN_FLIGHT, Service, Shutdown};
+pub use service::{Client, Delivery, EventStream, Flight, MOST_IN_FLIGHT, Service, Shutdown, Status};
 pub use weights::{
     LayerImage, LayerLayout, LayerSource, LayerStream, Upload, activation_type, embedding_bytes, head_bytes,
     linear_shapes, rope_bytes, separate_gate_up,

@@ -8,7 +8,8 @@
 //!
 //! A [`Client`] is cheap to clone, and may be used from any thread. The thread checks its inbox between two steps, so
 //! [`Client::submit`] returns after the step in progress: the request could not have begun sooner. Reading a stream
-//! never delays the service; dropping a stream cancels its request.
+//! never delays the service; dropping a stream cancels its request. Whoever may not block (a server with a thousand open
+//! streams) uses [`Client::send`]: it returns at once, and what happens to the request is delivered by calls.
 //!
 //! A service ends in one of four ways: [`Service::shutdown`], which finishes requests in flight or cancels them; its
 //! drop, which cancels them; the loss of its device; a panic of the engine. In each, every stream still ends with
@@ -37,14 +38,17 @@
 //! # }
 //! ```
 
+mod delivery;
 mod stepper;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use self::delivery::Deliveries;
+pub use self::delivery::{Delivery, Flight};
 use self::stepper::Stepper;
 use super::batcher::{Batcher, Event, Finish, Request};
 use super::sequences::Engine;
@@ -57,8 +61,10 @@ pub const MOST_IN_FLIGHT: usize = 16_384;
 
 /// A client's command to the thread.
 enum Command {
-    Submit(Box<Request>, SyncSender<Result<(RequestId, Receiver<Event>)>>),
+    Submit(Box<Request>, Deliveries),
     Cancel(RequestId),
+    /// Cancels the request of an earlier submission, whose id is known once that is obeyed.
+    Drop(Arc<OnceLock<RequestId>>),
     Stop(Shutdown),
 }
 
@@ -69,9 +75,57 @@ struct Shared {
     most: usize,
     /// Why the thread has ended, set before any of its data is dropped.
     ended: OnceLock<String>,
+    status: Mutex<Status>,
+}
+
+/// What a service does and has done, as of its last step.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Status {
+    /// The strategy that schedules the requests.
+    pub strategy: &'static str,
+    /// Requests that wait, and requests that run.
+    pub load: (usize, usize),
+    /// Pages of keys and values on the device and on the host: those that no request holds.
+    pub free_pages: [usize; 2],
+    /// All of them.
+    pub pages: [usize; 2],
+    /// Steps made.
+    pub steps: u64,
+    /// Rows computed, of prompts and answers.
+    pub rows: u64,
+    /// Tokens of prompts that were there from earlier requests.
+    pub cached: u64,
+    /// Tokens sampled.
+    pub tokens: u64,
+    /// Requests that ended normally, and requests that failed.
+    pub ended: (u64, u64),
+    /// Requests that changed sides.
+    pub swapped: u64,
+    /// Seconds that the steps took, and seconds predicted for them (0 without predictions).
+    pub seconds: (f64, f64),
 }
 
 impl Shared {
+    fn status(&self) -> std::sync::MutexGuard<'_, Status> {
+        // A panic cannot leave it half written.
+        self.status.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Counts one more request in flight.
+    fn one_more(&self) -> Result<()> {
+        if self.ended.get().is_some() {
+            return Err(self.unavailable());
+        }
+        let most = self.most;
+        let one_more = |n: usize| (n < most).then_some(n + 1);
+        let counted = self.in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+        counted.map(drop).map_err(|_| {
+            Error::Capacity(format!(
+                "{most} requests are in flight, as many as this service takes; submit again when some have ended"
+            ))
+        })
+    }
+
     fn unavailable(&self) -> Error {
         let reason = self.ended.get().map_or("it has ended", String::as_str);
         Error::Unavailable(format!("the service takes no requests: {reason}"))
@@ -111,7 +165,8 @@ impl Service {
             return Err(Error::usage("a service for 0 requests; at least 1 is needed"));
         }
         let (sender, inbox) = channel();
-        let shared = Arc::new(Shared { in_flight: AtomicUsize::new(0), most, ended: OnceLock::new() });
+        let (in_flight, status) = (AtomicUsize::new(0), Mutex::default());
+        let shared = Arc::new(Shared { in_flight, most, ended: OnceLock::new(), status });
         let stepper = Stepper::new(requests, inbox, shared.clone());
         let thread = std::thread::Builder::new()
             .name("tandem-service".into())
@@ -176,26 +231,51 @@ impl Client {
     /// As [`Batcher::submit`]; [`Error::Capacity`] if the maximum number of requests is in flight;
     /// [`Error::Unavailable`] if the service has ended or is shutting down.
     pub fn submit(&self, request: Request) -> Result<(RequestId, EventStream)> {
-        let (shared, most) = (&self.shared, self.shared.most);
-        if shared.ended.get().is_some() {
-            return Err(shared.unavailable());
-        }
-        let one_more = |n: usize| (n < most).then_some(n + 1);
-        shared.in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).map_err(|_| {
-            Error::Capacity(format!(
-                "{most} requests are in flight, as many as this service takes; submit again when some have ended"
-            ))
-        })?;
+        let shared = &self.shared;
+        shared.one_more()?;
         let (reply, answer) = sync_channel(1);
-        let sent = self.sender.send(Command::Submit(Box::new(request), reply)).ok();
+        let (events, receiver) = channel();
+        let deliver = move |delivery| match delivery {
+            // If the client has gone away it has dropped its stream, and the first token finds no receiver.
+            Delivery::Accepted(id) => reply.send(Ok(id)).is_ok(),
+            Delivery::Refused(error) => reply.send(Err(error)).is_ok(),
+            Delivery::Event(event) => events.send(event).is_ok(),
+        };
+        let sent = self.sender.send(Command::Submit(Box::new(request), Deliveries::new(deliver))).ok();
         // Without an answer the thread has ended.
         match sent.and_then(|()| answer.recv().ok()).unwrap_or_else(|| Err(shared.unavailable())) {
-            Ok((id, receiver)) => Ok((id, EventStream { id, receiver, client: self.clone(), over: false })),
+            Ok(id) => Ok((id, EventStream { id, receiver, client: self.clone(), over: false })),
             Err(error) => {
                 self.one_less();
                 Err(error)
             }
         }
+    }
+
+    /// Submits a request without waiting for anything. Calls `deliver` first with the id or the refusal, then with each
+    /// event, the end exactly once, from the service's thread, which it must not hold up; what it returns says whether anybody
+    /// still listens. Dropping the [`Flight`] cancels the request, also while its prompt is computed.
+    ///
+    /// # Errors
+    /// [`Error::Capacity`] if the maximum number of requests is in flight; [`Error::Unavailable`] if the service has ended.
+    pub fn send(
+        &self,
+        request: Request,
+        deliver: impl FnMut(Delivery) -> bool + Send + 'static,
+    ) -> Result<Flight> {
+        self.shared.one_more()?;
+        Ok(Flight::take_off(self.clone(), request, deliver))
+    }
+
+    /// # Errors
+    /// [`Error::Unavailable`] if the service has ended, with the reason.
+    pub fn check(&self) -> Result<()> {
+        if self.shared.ended.get().is_some() { Err(self.shared.unavailable()) } else { Ok(()) }
+    }
+
+    /// What the service does, as of its last step.
+    pub fn status(&self) -> Status {
+        *self.shared.status()
     }
 
     /// Ends a request after the step in progress. A request that has already ended is ignored, even if its slot is used again.

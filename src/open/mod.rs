@@ -11,7 +11,7 @@
 //!
 //! | item | what |
 //! |---|---|
-//! | [`Model`], [`pull`], [`check_tokens`], [`decimal`] | a model that has been read, with its tokenizer and template |
+//! | [`Model`], [`pull`], [`decimal`] | a model that has been read, with its tokenizer and template |
 //! | [`Settings`], [`Device`], [`Strategy`], [`Requests`] | how it is to run |
 //! | [`Demand`], [`Use`], [`Running`] | what an engine is for, and the engine |
 //! | [`Needs`], [`Scheduled`], [`Placed`] | an engine for many requests |
@@ -33,7 +33,7 @@ mod source;
 pub use check::Requests;
 pub use decision::Decision;
 pub use figures::{hardware, measure_machine, profiled};
-pub use model::{Model, check_tokens};
+pub use model::Model;
 pub use place::{Demand, Running};
 pub use predict::{Prediction, Use};
 pub use scheduled::{Needs, Placed, Scheduled};

@@ -84,17 +84,3 @@ impl Model {
         self.loaded.chat_template.as_deref().or_else(|| ChatTemplate::fallback(tokenizer))
     }
 }
-
-/// Checks tokens against a vocabulary of this size.
-///
-/// # Errors
-/// Tokens without a row in the model, as from a tokenizer of another model.
-pub fn check_tokens(ids: &[u32], vocab: usize) -> Result<()> {
-    match ids.iter().find(|&&id| id as usize >= vocab) {
-        None => Ok(()),
-        Some(id) => Err(Error::format(
-            "tokenizer",
-            format!("gives token {id}, the model has {vocab}; do tokenizer and weights belong together?"),
-        )),
-    }
-}

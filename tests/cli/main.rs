@@ -1,6 +1,7 @@
 //! The program as users and scripts meet it. `device` counts the kernels that this process launches: no
 //! other test here may launch one.
 
+mod chat;
 mod device;
 mod generate;
 mod hybrid;
@@ -12,6 +13,7 @@ mod pull;
 mod random_memories;
 mod requests;
 mod self_test;
+mod serve;
 mod simulate;
 #[path = "../support/mod.rs"]
 mod support;

@@ -15,10 +15,9 @@ use tandem::sched::Targets;
 use tandem::text::{Conversation, Ending, Message, SamplerParams, Tokenizer};
 use tandem::{Error, Result as Outcome, atomic_file};
 
-use super::chat::Chat;
 use super::lines::{self, Ask, Bad, ForTemplate, Limits, Line};
 use super::results::{self, Results};
-use super::{Args, ends, variables, write_timeline};
+use super::{Args, answers, chat, ends, variables, write_timeline};
 use crate::cli::flags::in_place_of_settings;
 use crate::cli::open;
 use crate::cli::sampling::{Lists, seed_of};
@@ -68,7 +67,7 @@ pub fn run(args: &Args, file: &Path) -> anyhow::Result<()> {
         refuse(&name, &parsed)?;
     }
     let opened = open::open(args.model.as_deref())?;
-    let tokenizer = opened.tokenizer()?;
+    let tokenizer = opened.tokenizer()?.map(Arc::new);
     let asked = prepare(args, &opened, tokenizer.as_ref(), parsed);
     let mut results = Results::new(args.output.as_deref(), !args.as_completed);
     let mut failures = Failures::default();
@@ -86,7 +85,7 @@ pub fn run(args: &Args, file: &Path) -> anyhow::Result<()> {
     if !sizes.is_empty() {
         let needs = Needs::new(&sizes, args.engine.context(), opened.loaded.spec.max_context);
         let (scheduled, _notices) = open::scheduled(&opened, &args.engine, &needs, args.parallel)?;
-        generate(args, tokenizer.map(Arc::new), scheduled, &asked, &mut results, &mut failures)?;
+        generate(args, tokenizer, scheduled, &asked, &mut results, &mut failures)?;
     }
     results.finish()?;
     failures.into_error(&name, asked.len())
@@ -109,10 +108,11 @@ fn refuse(name: &str, lines: &[Result<Line, Bad>]) -> tandem::Result<()> {
 fn prepare(
     args: &Args,
     opened: &Model,
-    tokenizer: Option<&Tokenizer>,
+    tokenizer: Option<&Arc<Tokenizer>>,
     parsed: Vec<Result<Line, Bad>>,
 ) -> Vec<Asked> {
-    let chat = Chat::new(opened, tokenizer, args.system.as_deref(), args.variables.all());
+    let chat = chat(opened, tokenizer.cloned(), args.system.as_deref(), &args.variables);
+    let tokenizer = tokenizer.map(|t| &**t);
     let lists = args.sampling.lists(&opened.loaded.sampling, &opened.loaded.eos_ids);
     let ends = ends(tokenizer);
     let mut said = BTreeSet::new();
@@ -164,7 +164,7 @@ fn prepare(
         });
         all.push(Asked { number: line.number, id: line.id, wanted: wanted.map_err(|e| worded(&e)) });
     }
-    for (index, ids) in places.into_iter().zip(chat.answers(conversations)) {
+    for (index, ids) in places.into_iter().zip(answers(&chat, conversations)) {
         let asked = &mut all[index];
         match (ids, &mut asked.wanted) {
             (Ok(ids), Ok(wanted)) => wanted.prompt = ids,

@@ -127,8 +127,8 @@ impl Batcher {
             *group =
                 Group { kv: group.kv, ..job.group(group.tokens.min((prompt - cached) as u32), Side::Device) };
             done.report.cached += cached;
-            // A dropped receiver is found with the first token.
-            let _ = live.events.send(Event::Cached(cached));
+            // That nobody listens is found with the first token.
+            (live.deliver)(Event::Cached(cached));
         }
     }
 
@@ -389,7 +389,7 @@ impl Batcher {
         if over.is_some() {
             piece.text += &live.answer.finish();
         }
-        let heard = live.events.send(Event::Token(Token { id: token, text: piece.text, logprobs })).is_ok();
+        let heard = (live.deliver)(Event::Token(Token { id: token, text: piece.text, logprobs }));
         done.over.extend(over.or((!heard).then_some(Finish::Cancelled)).map(|how| (id, how)));
     }
 }

@@ -3,13 +3,15 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::delivery::{Deliveries, Delivery};
 use super::{Command, Shared, Shutdown};
-use crate::engine::batcher::{Batcher, StepReport};
+use crate::engine::batcher::{Batcher, Request, StepReport};
 use crate::engine::sequences::Engine;
+use crate::program::RequestId;
 use crate::{Error, Result};
 
 /// Pause after a step that had nothing to do because it waits for work in flight on another lane.
@@ -49,6 +51,7 @@ impl Stepper {
 
     fn serve(&mut self) -> Result<()> {
         let mut progress = true;
+        self.tell(&StepReport::default());
         loop {
             self.take_commands(progress);
             match self.stop {
@@ -59,6 +62,7 @@ impl Stepper {
             if !self.requests.is_idle() {
                 let report = self.requests.step();
                 progress = report != StepReport::default();
+                self.tell(&report);
                 if report.failed > 0 {
                     self.check_device()?;
                 }
@@ -88,23 +92,64 @@ impl Stepper {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Submit(request, reply) => {
-                let answer = match self.stop {
-                    None => self.requests.submit(*request),
-                    Some(_) => {
-                        Err(Error::Unavailable("the service takes no requests: it is being shut down".into()))
-                    }
-                };
-                // If the client has gone away it has dropped its stream, and its first token finds no receiver.
-                let _ = reply.send(answer);
-            }
-            Command::Cancel(id) => {
-                self.requests.cancel(id);
+            Command::Submit(request, deliveries) => self.submit(*request, deliveries),
+            Command::Cancel(id) => self.cancel(id),
+            Command::Drop(id) => {
+                if let Some(id) = id.get() {
+                    self.cancel(*id);
+                }
             }
             // A request to cancel takes precedence.
             Command::Stop(Shutdown::Finish) if self.stop.is_some() => {}
             Command::Stop(how) => self.stop = Some(how),
         }
+    }
+
+    fn submit(&mut self, request: Request, deliveries: Deliveries) {
+        // Shared by the request's events and this call, which are on one thread.
+        let deliveries = Arc::new(Mutex::new(deliveries));
+        let send = |deliveries: &Mutex<Deliveries>, delivery| {
+            deliveries.lock().unwrap_or_else(PoisonError::into_inner).send(delivery)
+        };
+        let events = deliveries.clone();
+        let accepted = match self.stop {
+            None => {
+                self.requests.submit_to(request, Box::new(move |event| send(&events, Delivery::Event(event))))
+            }
+            Some(_) => Err(Error::Unavailable("the service takes no requests: it is being shut down".into())),
+        };
+        match accepted {
+            Ok(id) => {
+                if !send(&deliveries, Delivery::Accepted(id)) {
+                    self.cancel(id);
+                }
+            }
+            Err(error) => drop(send(&deliveries, Delivery::Refused(error))),
+        }
+    }
+
+    fn cancel(&mut self, id: RequestId) {
+        self.requests.cancel(id);
+        self.tell(&StepReport::default());
+    }
+
+    /// Updates the status that clients see.
+    fn tell(&mut self, report: &StepReport) {
+        let (load, free_pages) = (self.requests.load(), self.requests.free_pages());
+        let limits = self.requests.limits();
+        let mut status = self.shared.status();
+        status.strategy = self.requests.strategy();
+        (status.load, status.free_pages) = (load, free_pages);
+        status.pages = [limits.device_pages, limits.host_pages];
+        status.steps += u64::from(*report != StepReport::default());
+        status.rows += report.rows as u64;
+        status.cached += report.cached as u64;
+        status.tokens += report.tokens as u64;
+        status.ended.0 += report.finished as u64;
+        status.ended.1 += report.failed as u64;
+        status.swapped += report.swapped as u64;
+        status.seconds.0 += report.seconds;
+        status.seconds.1 += report.predicted;
     }
 
     /// # Errors

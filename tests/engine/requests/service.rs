@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use tandem::Error;
 use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
-use tandem::engine::{Batcher, Engine, Event, Finish, Request, Service, Shutdown};
+use tandem::engine::{Batcher, Client, Delivery, Engine, Event, Finish, Flight, Request, Service, Shutdown};
 use tandem::sched::{Continuous, Decision, Limits, Predict, Queues, Strategy, Untimed};
 
 use super::world::{alone, engine, model, options, prompt, request};
@@ -361,5 +361,103 @@ fn a_thousand_requests_are_taken_and_one_more_than_there_is_room_for_is_refused(
         let again = small.submit(request(3, vocab)).expect("room again").1;
         drop(second);
         assert_eq!((again.finish().1, small.client().in_flight()), (Finish::Length, 0));
+    });
+}
+
+/// Sends a request whose deliveries arrive at a channel; they are heard as long as that is there.
+fn sent(client: &Client, request: Request) -> (Flight, Receiver<Delivery>) {
+    let (sender, receiver) = channel();
+    (client.send(request, move |delivery| sender.send(delivery).is_ok()).unwrap(), receiver)
+}
+
+/// The deliveries of a request to its end: whether it was accepted, its tokens, and its end. Fails if something follows.
+fn heard(deliveries: &Receiver<Delivery>) -> (bool, Vec<u32>, Result<Finish, Error>) {
+    let (mut accepted, mut tokens, mut end) = (false, Vec::new(), None);
+    for delivery in deliveries {
+        assert!(end.is_none(), "{delivery:?} behind the end");
+        match delivery {
+            Delivery::Accepted(_) => assert!(!std::mem::replace(&mut accepted, true) && tokens.is_empty()),
+            Delivery::Refused(error) => end = Some(Err(error)),
+            Delivery::Event(Event::Token(token)) => tokens.push(token.id),
+            Delivery::Event(Event::End(how)) => end = Some(Ok(how)),
+        }
+    }
+    (accepted, tokens, end.expect("an end"))
+}
+
+#[test]
+fn deliveries_are_what_a_stream_has() {
+    watched(|| {
+        let m = model();
+        let vocab = m.spec.vocab;
+        let mut lone = engine(&m, &options(1, None));
+        let (service, free) = service(3, None);
+        let client = service.client();
+        let flights: Vec<_> = (0..8).map(|i| sent(&client, request(i, vocab))).collect();
+        for (i, (flight, deliveries)) in flights.into_iter().enumerate() {
+            let (accepted, tokens, end) = heard(&deliveries);
+            assert!(accepted);
+            assert_eq!((tokens, end.unwrap()), alone(&mut lone, &request(i, vocab)));
+            drop(flight);
+        }
+        let (flight, deliveries) = sent(&client, Request::default());
+        let (accepted, tokens, end) = heard(&deliveries);
+        assert!(!accepted && tokens.is_empty() && matches!(end, Err(Error::Usage(_))), "no prompt");
+        assert_eq!(client.in_flight(), 1, "until its flight is dropped");
+        drop(flight);
+        assert_eq!(client.in_flight(), 0);
+        let status = client.status();
+        assert_eq!((status.load, status.ended), ((0, 0), (8, 0)));
+        assert_eq!((status.free_pages, status.pages.iter().sum::<usize>()), (status.pages, free));
+        service.shutdown(Shutdown::Finish).unwrap();
+    });
+}
+
+#[test]
+fn a_flight_that_is_dropped_is_cancelled_even_before_it_is_accepted() {
+    watched(|| {
+        let vocab = model().spec.vocab;
+        let (service, _) = service(1, None);
+        let client = service.client();
+        let (_, first) = service.submit(long(vocab)).unwrap();
+        for _ in 0..100 {
+            let (flight, deliveries) = sent(&client, long(vocab));
+            drop(flight);
+            assert_eq!(heard(&deliveries).2.unwrap(), Finish::Cancelled);
+        }
+        // Nobody listens: its first token would be lost.
+        let _flight = client.send(long(vocab), |_| false).unwrap();
+        drop(first);
+        let (_, second) = service.submit(request(1, vocab)).unwrap();
+        assert_eq!(second.finish().1, Finish::Length);
+    });
+}
+
+#[test]
+fn every_flight_has_an_end_however_the_service_ends() {
+    watched(|| {
+        let vocab = model().spec.vocab;
+        let (panics, _) = watching(4);
+        let (shut_down, _) = service(2, None);
+        for (service, ends_itself) in [(panics, true), (shut_down, false)] {
+            let client = service.client();
+            let flights: Vec<_> = (0..6)
+                .filter_map(|_| {
+                    let (sender, receiver) = channel();
+                    Some((client.send(long(vocab), move |d| sender.send(d).is_ok()).ok()?, receiver))
+                })
+                .collect();
+            assert!(!flights.is_empty());
+            let ended = service.shutdown(if ends_itself { Shutdown::Finish } else { Shutdown::Cancel });
+            assert_eq!(ended.is_err(), ends_itself);
+            for (_flight, deliveries) in &flights {
+                match heard(deliveries).2 {
+                    Ok(Finish::Failed(why)) => assert!(ends_itself, "{why}"),
+                    Ok(how) => assert!(!ends_itself && how == Finish::Cancelled, "{how:?}"),
+                    Err(error) => assert!(matches!(error, Error::Unavailable(_)), "{error}"),
+                }
+            }
+            assert!(client.check().is_err() && client.send(long(vocab), |_| true).is_err());
+        }
     });
 }

@@ -1,23 +1,32 @@
-//! Turns the user's text into tokens, with or without the chat template.
+//! Turns what a user writes into tokens, with or without the chat template: a text, a conversation.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use tandem::open::{Model, check_tokens};
-use tandem::text::{Conversation, Json, Message, Sandbox, Tokenizer};
-use tandem::{Error, Result};
-
-use crate::cli::progress;
+use super::{ChatTemplate, Conversation, Json, Message, Sandbox, Tokenizer};
+use crate::{Error, Result};
 
 /// How prompts become tokens.
-pub struct Chat<'a> {
-    tokenizer: Option<&'a Tokenizer>,
-    template: Option<&'a str>,
-    system: Option<&'a str>,
+#[derive(Debug, Clone)]
+pub struct Chat {
+    tokenizer: Option<Arc<Tokenizer>>,
+    template: Option<String>,
+    sandbox: Sandbox,
+    system: Option<String>,
     /// The user's variables of the template.
     variables: Vec<(String, Json)>,
     vocab: usize,
     bos: String,
     eos: String,
+}
+
+/// The tokens of conversations.
+#[derive(Debug)]
+pub struct Prompts {
+    /// Those of each conversation, or why it has none.
+    pub tokens: Vec<Result<Vec<u32>>>,
+    /// What has no effect on them, in sentences.
+    pub notes: Vec<String>,
 }
 
 /// Tokens of a text for random weights, which have no tokenizer: its bytes.
@@ -33,27 +42,49 @@ fn mentions(template: &str, name: &str) -> bool {
         .any(|(at, _)| !template[..at].ends_with(part) && !template[at + name.len()..].starts_with(part))
 }
 
-impl<'a> Chat<'a> {
-    /// Chat for a model; `system` is put in front of conversations without a system message, `variables` reach the
-    /// template.
-    pub fn new(
-        opened: &'a Model,
-        tokenizer: Option<&'a Tokenizer>,
-        system: Option<&'a str>,
-        variables: Vec<(String, Json)>,
-    ) -> Chat<'a> {
+impl Chat {
+    /// Chat for a model with a vocabulary of `vocab` and the chat template `template`, by default one that its special tokens
+    /// imply. A model without a tokenizer (random weights) takes the bytes of a text as its tokens.
+    pub fn new(tokenizer: Option<Arc<Tokenizer>>, template: Option<&str>, vocab: usize) -> Chat {
         let text = |id: fn(&Tokenizer) -> Option<u32>| {
-            tokenizer.and_then(|t| id(t).and_then(|id| t.token_text(id))).unwrap_or_default()
+            tokenizer.as_deref().and_then(|t| id(t).and_then(|id| t.token_text(id))).unwrap_or_default()
         };
-        Chat {
-            tokenizer,
-            template: tokenizer.and_then(|t| opened.template(t)),
-            system,
-            variables,
-            vocab: opened.loaded.spec.vocab,
-            bos: text(Tokenizer::bos),
-            eos: text(Tokenizer::eos),
-        }
+        let (bos, eos) = (text(Tokenizer::bos), text(Tokenizer::eos));
+        let own = |t: &Tokenizer| template.or_else(|| ChatTemplate::fallback(t)).map(str::to_owned);
+        let template = tokenizer.as_deref().and_then(own);
+        let (system, variables) = (None, Vec::new());
+        Chat { tokenizer, template, sandbox: Sandbox::this_program(), system, variables, vocab, bos, eos }
+    }
+
+    /// With `text` in front of conversations without a system message, if there is one.
+    #[must_use]
+    pub fn with_system(mut self, text: Option<&str>) -> Chat {
+        self.system = text.map(str::to_owned);
+        self
+    }
+
+    /// With variables that reach the template.
+    #[must_use]
+    pub fn with_variables(mut self, variables: Vec<(String, Json)>) -> Chat {
+        self.variables = variables;
+        self
+    }
+
+    /// With another sandbox than this program's.
+    #[must_use]
+    pub fn in_sandbox(mut self, sandbox: Sandbox) -> Chat {
+        self.sandbox = sandbox;
+        self
+    }
+
+    /// Whether the model has a chat template.
+    pub fn has_template(&self) -> bool {
+        self.template.is_some()
+    }
+
+    /// Whether the template has `name` in it.
+    pub fn mentions(&self, name: &str) -> bool {
+        self.template.as_deref().is_some_and(|template| mentions(template, name))
     }
 
     /// The tokens of a text without the template. Control tokens in the text are recognised, as in other programs:
@@ -62,7 +93,7 @@ impl<'a> Chat<'a> {
     /// # Errors
     /// If the text is empty or too long, or the model lacks one of its tokens.
     pub fn raw(&self, text: &str) -> Result<Vec<u32>> {
-        let ids = match self.tokenizer {
+        let ids = match &self.tokenizer {
             Some(t) => t.encode_prompt(text)?,
             None => synthetic_ids(text, self.vocab),
         };
@@ -99,18 +130,23 @@ impl<'a> Chat<'a> {
     /// # Errors
     /// A system message, several messages, tools or variables, for a model without a template. Each conversation has its
     /// own errors: those of the template, tools that the template does not show, and those of [`Chat::raw`].
-    pub fn answers(&self, conversations: Vec<Conversation>) -> Vec<Result<Vec<u32>>> {
-        let Some(template) = self.template else {
-            if self.tokenizer.is_some() && !conversations.is_empty() {
-                progress::detail("this model has no chat template: the prompt is continued as it is");
-            }
-            return conversations.iter().map(|c| self.without_template(c)).collect();
+    pub fn answers(&self, conversations: Vec<Conversation>) -> Prompts {
+        let Some(template) = self.template.as_deref() else {
+            let tells = self.tokenizer.is_some() && !conversations.is_empty();
+            let note = "this model has no chat template: the prompt is continued as it is";
+            let notes = tells.then(|| note.to_owned()).into_iter().collect();
+            return Prompts {
+                tokens: conversations.iter().map(|c| self.without_template(c)).collect(),
+                notes,
+            };
         };
         let mut refused = Vec::with_capacity(conversations.len());
         let mut complete = Vec::with_capacity(conversations.len());
         let mut unused = BTreeSet::new();
         for mut one in conversations {
-            if let Some(system) = self.system.filter(|_| one.messages.iter().all(|m| m.role() != "system")) {
+            if let Some(system) =
+                self.system.as_deref().filter(|_| one.messages.iter().all(|m| m.role() != "system"))
+            {
                 one.messages.insert(0, Message::new("system", system));
             }
             unused.extend(one.variables.iter().map(|v| v.0.clone()).filter(|name| !mentions(template, name)));
@@ -121,22 +157,23 @@ impl<'a> Chat<'a> {
             }));
             complete.push(one);
         }
-        for name in unused {
-            progress::detail(&format!("the chat template has no variable {name}: it has no effect"));
-        }
+        let unused = unused.into_iter();
+        let notes = unused
+            .map(|name| format!("the chat template has no variable {name}: it has no effect"))
+            .collect();
         // The template comes from the model's author, so its errors are reported as the model file's.
-        let rendered = Sandbox::this_program().render_all(template, &complete, &self.bos, &self.eos);
+        let rendered = self.sandbox.render_all(template, &complete, &self.bos, &self.eos);
         let ids = |(text, refused): (Result<String>, Option<Error>)| {
             let text = refused.map_or(text, Err)?;
             if text.is_empty() {
                 return Err(Error::format("chat template", "renders nothing; use --raw to do without it"));
             }
-            match self.tokenizer {
+            match &self.tokenizer {
                 Some(t) => self.checked(t.encode_chat(&text)?),
                 None => self.raw(&text),
             }
         };
-        rendered.into_iter().zip(refused).map(ids).collect()
+        Prompts { tokens: rendered.into_iter().zip(refused).map(ids).collect(), notes }
     }
 
     fn without_template(&self, conversation: &Conversation) -> Result<Vec<u32>> {
@@ -158,5 +195,16 @@ impl<'a> Chat<'a> {
                 "messages: this model has no chat template; give a prompt, or one message of the user",
             )),
         }
+    }
+}
+
+/// Returns an error for tokens without a row in the model, as from a tokenizer of another model.
+pub fn check_tokens(ids: &[u32], vocab: usize) -> Result<()> {
+    match ids.iter().find(|&&id| id as usize >= vocab) {
+        None => Ok(()),
+        Some(id) => Err(Error::format(
+            "tokenizer",
+            format!("gives token {id}, the model has {vocab}; do tokenizer and weights belong together?"),
+        )),
     }
 }

@@ -1,0 +1,65 @@
+//! `POST /v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+
+use crate::Error;
+use crate::serve::app::App;
+use crate::serve::complete::{Asked, answer, apart, check_length, places};
+use crate::serve::error::ApiError;
+use crate::serve::fields::{Chat, Common};
+use crate::serve::form::Form;
+use crate::serve::record::Record;
+use crate::serve::settings::{Settings, out_of_range};
+use crate::serve::{body, conversation};
+
+pub(super) const PATH: &str = "/v1/chat/completions";
+
+/// Most likely tokens with log-probabilities, for each token.
+const MOST_TOP: u32 = 20;
+
+pub(super) async fn run(State(app): State<Arc<App>>, request: Request) -> Response {
+    let (open, id) = (app.open(), app.id("chatcmpl"));
+    let record = Record::new(app.clone(), PATH, id.clone());
+    let asked = asked(&app, request).await;
+    answer(app, asked, id, open, record).await
+}
+
+async fn asked(app: &Arc<App>, request: Request) -> Result<Asked, ApiError> {
+    let loaded = app.ready()?;
+    let bytes = body::read(app, request).await?;
+    let (fields, mut common): (Chat, Common) = (bytes.parse()?, bytes.parse()?);
+    drop(bytes);
+    common.max_tokens = fields.max_completion_tokens.or(common.max_tokens);
+    if common.max_tokens == Some(0) {
+        let name =
+            if fields.max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" };
+        return Err(out_of_range(name, "at least 1"));
+    }
+    let logprobs = logprobs(&fields)?;
+    let settings = Settings::of(common, &loaded.model, || app.seed())?;
+    let conversation = conversation::of(&fields, &loaded.model.chat)?;
+    let places = places(loaded, 1, settings.n, "n")?;
+    let tokens = apart(app, move |model| {
+        let tokens = model.chat.answers(vec![conversation]).tokens.remove(0);
+        tokens.map_err(|e| match e {
+            // What the template has against the messages.
+            Error::Run(why) => ApiError::bad("messages", why),
+            e => ApiError::from_engine(&e, "messages"),
+        })
+    });
+    let prompts = vec![tokens.await?];
+    check_length(&prompts, loaded.model.context, "messages")?;
+    Ok(Asked { form: Form::Chat, settings, prompts, logprobs, echo: None, places })
+}
+
+fn logprobs(fields: &Chat) -> Result<Option<usize>, ApiError> {
+    match (fields.logprobs.unwrap_or(false), fields.top_logprobs) {
+        (false, Some(n)) if n > 0 => Err(out_of_range("top_logprobs", "logprobs beside it")),
+        (true, Some(n)) if n > MOST_TOP => Err(out_of_range("top_logprobs", "at most 20")),
+        (true, n) => Ok(Some(n.unwrap_or(0) as usize)),
+        (false, _) => Ok(None),
+    }
+}

@@ -1,0 +1,96 @@
+//! `POST /v1/completions`.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+
+use crate::serve::app::App;
+use crate::serve::body;
+use crate::serve::complete::{Asked, answer, apart, check_length, places};
+use crate::serve::error::ApiError;
+use crate::serve::fields::{Common, Completion, Prompt};
+use crate::serve::form::Form;
+use crate::serve::model::Model;
+use crate::serve::record::Record;
+use crate::serve::settings::{Settings, out_of_range};
+
+pub(super) const PATH: &str = "/v1/completions";
+
+/// Tokens of an answer that asks for no number of them, as in OpenAI's API.
+const TOKENS: u32 = 16;
+/// Most likely tokens with log-probabilities, for each token.
+const MOST_TOP: u32 = 20;
+
+pub(super) async fn run(State(app): State<Arc<App>>, request: Request) -> Response {
+    let (open, id) = (app.open(), app.id("cmpl"));
+    let record = Record::new(app.clone(), PATH, id.clone());
+    let asked = asked(&app, request).await;
+    answer(app, asked, id, open, record).await
+}
+
+async fn asked(app: &Arc<App>, request: Request) -> Result<Asked, ApiError> {
+    let loaded = app.ready()?;
+    let bytes = body::read(app, request).await?;
+    let (fields, mut common): (Completion, Common) = (bytes.parse()?, bytes.parse()?);
+    drop(bytes);
+    common.max_tokens.get_or_insert(TOKENS);
+    if fields.suffix.is_some_and(|suffix| !suffix.is_empty()) {
+        return Err(ApiError::unsupported("suffix", "text behind the answer is not supported"));
+    }
+    if fields.best_of.is_some_and(|best| best != common.n.unwrap_or(1)) {
+        return Err(ApiError::unsupported("best_of", "only as many as n are computed"));
+    }
+    let logprobs = fields.logprobs.map(|n| n as usize);
+    if fields.logprobs.is_some_and(|n| n > MOST_TOP) {
+        return Err(out_of_range("logprobs", "at most 20"));
+    }
+    let echo = fields.echo.unwrap_or(false);
+    if echo && logprobs.is_some() {
+        let why = "log-probabilities of the prompt are not supported yet; leave out logprobs or echo";
+        return Err(ApiError::unsupported("echo", why));
+    }
+    let settings = Settings::of(common, &loaded.model, || app.seed())?;
+    let prompts = several(fields.prompt);
+    if prompts.is_empty() {
+        return Err(out_of_range("prompt", "at least one prompt"));
+    }
+    let places = places(loaded, prompts.len(), settings.n, if settings.n > 1 { "n" } else { "prompt" })?;
+    let prepare = move |model: &Model| prompts.into_iter().map(|one| prepare(model, one, echo)).collect();
+    let prepared: Vec<(Vec<u32>, String)> = apart(app, prepare).await?;
+    let (prompts, texts): (Vec<_>, Vec<_>) = prepared.into_iter().unzip();
+    check_length(&prompts, loaded.model.context, "prompt")?;
+    let echo = echo.then_some(texts);
+    Ok(Asked { form: Form::Text, settings, prompts, logprobs, echo, places })
+}
+
+/// One of the prompts.
+enum One {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+fn several(prompt: Prompt) -> Vec<One> {
+    match prompt {
+        Prompt::Text(text) => vec![One::Text(text)],
+        // An empty list is one of anything.
+        Prompt::Tokens(ids) if ids.is_empty() => Vec::new(),
+        Prompt::Tokens(ids) => vec![One::Tokens(ids)],
+        Prompt::Texts(texts) => texts.into_iter().map(One::Text).collect(),
+        Prompt::ManyTokens(lists) => lists.into_iter().map(One::Tokens).collect(),
+    }
+}
+
+/// The tokens of a prompt, and its text if that is wanted.
+fn prepare(model: &Model, one: One, text: bool) -> Result<(Vec<u32>, String), ApiError> {
+    let bad = |e| ApiError::from_engine(&e, "prompt");
+    match one {
+        One::Text(text) => Ok((model.chat.raw(&text).map_err(bad)?, text)),
+        One::Tokens(ids) if ids.is_empty() => Err(out_of_range("prompt", "at least one token")),
+        One::Tokens(ids) => {
+            let ids = model.chat.tokens(ids).map_err(bad)?;
+            let text = if text { model.text_of(&ids) } else { String::new() };
+            Ok((ids, text))
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! `GET /metrics`, for Prometheus.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
+
+use crate::serve::app::App;
+use crate::serve::metrics::Metrics;
+
+pub(super) const PATH: &str = "/metrics";
+
+pub(super) async fn run(State(app): State<Arc<App>>) -> impl IntoResponse {
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], Metrics::text(&app))
+}

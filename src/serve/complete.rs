@@ -1,0 +1,96 @@
+//! From a request whose fields are read to its answer: a place in the queue, tokens of its prompts, the engine.
+
+use std::sync::Arc;
+
+use axum::response::{IntoResponse, Response};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::answer::{Writing, refuse, stream, whole};
+use super::app::{App, Open, unix_time};
+use super::error::ApiError;
+use super::form::{Form, Head};
+use super::model::{Loaded, Model};
+use super::record::Record;
+use super::run::Run;
+use super::settings::Settings;
+
+/// A request for completions.
+pub(super) struct Asked {
+    pub form: Form,
+    pub settings: Settings,
+    /// Its prompts, at least one.
+    pub prompts: Vec<Vec<u32>>,
+    /// Log-probabilities of each token, and of this many likely ones.
+    pub logprobs: Option<usize>,
+    /// The texts of the prompts, to put in front of the answers.
+    pub echo: Option<Vec<String>>,
+    pub places: OwnedSemaphorePermit,
+}
+
+/// Takes a place for each answer, or refuses the request: it would wait too long.
+pub(super) fn places(
+    loaded: &Loaded,
+    prompts: usize,
+    n: usize,
+    param: &str,
+) -> Result<OwnedSemaphorePermit, ApiError> {
+    let (all, most) = (prompts.saturating_mul(n), loaded.most);
+    if all > most {
+        let message = format!("{param}: {all} answers are asked for, this server computes or queues {most}");
+        return Err(ApiError::bad(param, message));
+    }
+    let taken = loaded.places.clone().try_acquire_many_owned(all as u32);
+    taken.map_err(|_| ApiError::queue_full(most))
+}
+
+/// Runs work that takes the processor, or waits for a process, away from the threads that serve connections.
+pub(super) async fn apart<T: Send + 'static>(
+    app: &Arc<App>,
+    work: impl FnOnce(&Model) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let app = app.clone();
+    let work = move || work(&app.ready()?.model);
+    let failed = |_| ApiError::internal("the request could not be prepared");
+    tokio::task::spawn_blocking(work).await.map_err(failed)?
+}
+
+/// # Errors
+/// If a prompt is longer than the context.
+pub(super) fn check_length(prompts: &[Vec<u32>], context: usize, param: &str) -> Result<(), ApiError> {
+    match prompts.iter().map(Vec::len).find(|&n| n > context) {
+        Some(n) => Err(ApiError::too_long(param, n, context)),
+        None => Ok(()),
+    }
+}
+
+/// Computes and answers.
+pub(super) async fn answer(
+    app: Arc<App>,
+    asked: Result<Asked, ApiError>,
+    id: String,
+    open: Open,
+    mut record: Record,
+) -> Response {
+    let (asked, loaded) = match asked.and_then(|asked| Ok((asked, app.ready()?))) {
+        Ok(both) => both,
+        Err(error) => return refuse(record, error),
+    };
+    let Asked { form, settings, prompts, logprobs, echo, places } = asked;
+    let choices = prompts.len() * settings.n;
+    record.asks(prompts.iter().map(Vec::len).sum(), choices, settings.stream);
+    let run = Run::start(&loaded.model, &settings, &prompts, logprobs, places, (open, record)).await;
+    let run = match run {
+        Ok(run) => run,
+        Err(error) => return error.into_response(),
+    };
+    let writing = Writing {
+        head: Head { form, id, created: unix_time(), model: app.options.name.clone() },
+        echo,
+        n: settings.n,
+        choices,
+        logprobs: logprobs.is_some(),
+        include_usage: settings.include_usage,
+        keep_alive: app.options.keep_alive,
+    };
+    if settings.stream { stream(run, writing) } else { whole(run, &writing).await }
+}

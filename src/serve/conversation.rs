@@ -1,0 +1,104 @@
+//! The conversation of a request: its messages as the chat template gets them.
+
+use super::error::ApiError;
+use super::fields;
+use crate::text::{self, Conversation, Json, Message, is_template_variable};
+
+/// The roles of messages.
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+/// Most messages.
+const MOST_MESSAGES: usize = 4096;
+
+/// The conversation of a request.
+///
+/// # Errors
+/// Messages with another role or without a text, and fields that ask for what is not there yet.
+pub(super) fn of(fields: &fields::Chat, chat: &text::Chat) -> Result<Conversation, ApiError> {
+    refuse_tools(fields)?;
+    if fields.messages.is_empty() || fields.messages.len() > MOST_MESSAGES {
+        let message = format!("messages: 1 to {MOST_MESSAGES} messages are wanted");
+        return Err(ApiError::bad("messages", message));
+    }
+    let knows_developers = chat.mentions("developer");
+    let each = fields.messages.iter().enumerate();
+    let messages = each.map(|(i, fields)| message(i, fields, knows_developers)).collect::<Result<_, _>>()?;
+    let mut conversation = chat.conversation(messages);
+    if let Some(variables) = &fields.chat_template_kwargs {
+        conversation.variables = template_variables(variables)?;
+    }
+    conversation.continue_final_message = fields.continue_final_message.unwrap_or(false);
+    let answers = fields.add_generation_prompt;
+    if conversation.continue_final_message && answers == Some(true) {
+        let message = "add_generation_prompt and continue_final_message: only one of them can be true";
+        return Err(ApiError::bad("add_generation_prompt", message));
+    }
+    conversation.add_generation_prompt = answers.unwrap_or(!conversation.continue_final_message);
+    Ok(conversation)
+}
+
+fn message(index: usize, fields: &Json, knows_developers: bool) -> Result<Message, ApiError> {
+    let at = |field: &str| format!("messages[{index}]{field}");
+    let mut fields = fields.clone();
+    let role = fields.get("role").and_then(Json::as_str).unwrap_or_default();
+    if !ROLES.contains(&role) {
+        let param = at(".role");
+        let message = format!("{param}: one of {} is wanted", ROLES.join(", "));
+        return Err(ApiError::bad(&param, message));
+    }
+    // The newer name of the same role.
+    if role == "developer"
+        && !knows_developers
+        && let Json::Object(entries) = &mut fields
+        && let Some((_, role)) = entries.iter_mut().find(|(name, _)| name == "role")
+    {
+        *role = Json::from("system");
+    }
+    Message::from_json(fields).map_err(|why| {
+        let param = at(".content");
+        let message = format!("{param}: {why}; texts and parts of type text are supported");
+        ApiError::bad(&param, message)
+    })
+}
+
+fn template_variables(variables: &Json) -> Result<Vec<(String, Json)>, ApiError> {
+    let name = "chat_template_kwargs";
+    match variables {
+        Json::Object(entries) => match entries.iter().find(|(key, _)| !is_template_variable(key)) {
+            None => Ok(entries.clone()),
+            Some((key, _)) => Err(ApiError::bad(name, format!("{name}: {key} comes from the request"))),
+        },
+        _ => Err(ApiError::bad(name, format!("{name}: an object is wanted"))),
+    }
+}
+
+/// An answer that should call functions is never given without them.
+fn refuse_tools(fields: &fields::Chat) -> Result<(), ApiError> {
+    let none = |choice: &Option<serde_json::Value>| choice.as_ref().is_some_and(|c| c == "none");
+    let any = |list: &Option<Vec<serde_json::Value>>| list.as_ref().is_some_and(|l| !l.is_empty());
+    let why = "tools are not supported yet, other than with tool_choice none";
+    if any(&fields.tools) && !none(&fields.tool_choice) {
+        return Err(ApiError::unsupported("tools", why));
+    }
+    if any(&fields.functions) && !none(&fields.function_call) {
+        return Err(ApiError::unsupported("functions", why));
+    }
+    let harmless = |choice: &serde_json::Value| choice == "none" || choice == "auto";
+    if fields.tool_choice.as_ref().is_some_and(|choice| !harmless(choice)) {
+        return Err(ApiError::unsupported("tool_choice", why));
+    }
+    if fields.function_call.as_ref().is_some_and(|choice| !harmless(choice)) {
+        return Err(ApiError::unsupported("function_call", why));
+    }
+    let other_than_text = fields.modalities.iter().flatten().any(|modality| modality != "text");
+    let text_only = "only text is answered";
+    if other_than_text {
+        return Err(ApiError::unsupported("modalities", text_only));
+    }
+    if fields.audio.is_some() {
+        return Err(ApiError::unsupported("audio", text_only));
+    }
+    match fields.web_search_options {
+        Some(_) => Err(ApiError::unsupported("web_search_options", "this server searches nothing")),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,179 @@
+//! The forms of answers: chat and text completions, whole and in chunks.
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::choice::Scored;
+
+/// Log-probabilities below this are written as this: JSON has no infinity.
+const LEAST: f64 = -9999.0;
+
+/// Which of the two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    Chat,
+    Text,
+}
+
+/// What all parts of an answer have.
+pub(super) struct Head {
+    pub form: Form,
+    pub id: String,
+    pub created: u64,
+    pub model: String,
+}
+
+/// `usage`.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct Usage {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+    prompt_tokens_details: Details,
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Details {
+    cached_tokens: usize,
+}
+
+impl Usage {
+    /// Tokens of prompts, those of them that were there from earlier requests, and tokens of answers.
+    pub fn new(prompt: usize, cached: usize, completion: usize) -> Usage {
+        let prompt_tokens_details = Details { cached_tokens: cached };
+        let total_tokens = prompt + completion;
+        Usage { prompt_tokens: prompt, completion_tokens: completion, total_tokens, prompt_tokens_details }
+    }
+
+    /// As given to [`Usage::new`].
+    pub fn tokens(&self) -> (usize, usize, usize) {
+        (self.prompt_tokens, self.prompt_tokens_details.cached_tokens, self.completion_tokens)
+    }
+}
+
+/// A part of one answer, or all of it.
+#[derive(Debug, Default)]
+pub(super) struct Part {
+    pub index: usize,
+    /// `None` at the end of a stream.
+    pub text: Option<String>,
+    /// Whether it is the first of a stream.
+    pub first: bool,
+    pub scored: Option<Vec<Scored>>,
+    /// Characters of the text before it.
+    pub offset: usize,
+    pub finish: Option<&'static str>,
+}
+
+#[derive(Serialize)]
+struct Whole<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<Usage>>,
+}
+
+impl Head {
+    /// A whole answer.
+    pub fn whole(&self, parts: Vec<Part>, usage: Usage) -> Value {
+        let object = match self.form {
+            Form::Chat => "chat.completion",
+            Form::Text => "text_completion",
+        };
+        let choice = |part: Part| match self.form {
+            Form::Chat => json!({
+                "index": part.index,
+                "message": { "role": "assistant", "content": part.text, "refusal": null },
+                "logprobs": part.scored.as_deref().map(chat_logprobs),
+                "finish_reason": part.finish,
+            }),
+            Form::Text => self.text_choice(part),
+        };
+        let choices = parts.into_iter().map(choice).collect();
+        let (id, model, created) = (&*self.id, &*self.model, self.created);
+        let whole = Whole { id, object, created, model, choices, usage: Some(Some(usage)) };
+        serde_json::to_value(whole).expect("plain values")
+    }
+
+    /// Writes an event of a stream. With `counts`, chunks have a usage, which is null until it is known.
+    pub fn chunk(&self, to: &mut Vec<u8>, part: Option<Part>, counts: bool, usage: Option<Usage>) {
+        let object = match self.form {
+            Form::Chat => "chat.completion.chunk",
+            Form::Text => "text_completion",
+        };
+        let choice = |part: Part| match self.form {
+            Form::Chat => chat_delta(part),
+            Form::Text => self.text_choice(part),
+        };
+        let choices = part.into_iter().map(choice).collect();
+        let usage = counts.then_some(usage);
+        let (id, model, created) = (&*self.id, &*self.model, self.created);
+        event(to, &Whole { id, object, created, model, choices, usage });
+    }
+
+    fn text_choice(&self, part: Part) -> Value {
+        json!({
+            "index": part.index,
+            "text": part.text.unwrap_or_default(),
+            "logprobs": part.scored.as_deref().map(|scored| text_logprobs(scored, part.offset)),
+            "finish_reason": part.finish,
+        })
+    }
+}
+
+fn chat_delta(part: Part) -> Value {
+    let mut delta = Map::new();
+    if part.first {
+        delta.insert("role".into(), "assistant".into());
+    }
+    if let Some(text) = part.text {
+        delta.insert("content".into(), text.into());
+    }
+    json!({
+        "index": part.index,
+        "delta": delta,
+        "logprobs": part.scored.as_deref().map(chat_logprobs),
+        "finish_reason": part.finish,
+    })
+}
+
+/// Writes an event of a stream.
+pub(super) fn event(to: &mut Vec<u8>, data: &impl Serialize) {
+    to.extend_from_slice(b"data: ");
+    serde_json::to_writer(&mut *to, data).expect("plain values, written to memory");
+    to.extend_from_slice(b"\n\n");
+}
+
+/// `{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}`.
+fn chat_logprobs(scored: &[Scored]) -> Value {
+    let one = |token: &str, bytes: &[u8], logprob: f64| json!({ "token": token, "bytes": bytes, "logprob": logprob.max(LEAST) });
+    let content = scored.iter().map(|s| {
+        let mut entry = one(&s.token, &s.bytes, s.logprob);
+        let top = s.top.iter().map(|(token, bytes, p)| one(token, bytes, f64::from(*p)));
+        entry["top_logprobs"] = top.collect();
+        entry
+    });
+    json!({ "content": content.collect::<Vec<_>>(), "refusal": null })
+}
+
+/// `{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`, a list each.
+fn text_logprobs(scored: &[Scored], mut offset: usize) -> Value {
+    let top = |s: &Scored| {
+        let entries = s.top.iter().map(|(token, _, p)| (token.clone(), json!(f64::from(*p).max(LEAST))));
+        entries.collect::<Map<_, _>>()
+    };
+    let mut begins = |s: &Scored| {
+        let at = offset;
+        offset += s.token.chars().count();
+        at
+    };
+    json!({
+        "tokens": scored.iter().map(|s| &*s.token).collect::<Vec<_>>(),
+        "token_logprobs": scored.iter().map(|s| s.logprob.max(LEAST)).collect::<Vec<_>>(),
+        "top_logprobs": scored.iter().map(top).collect::<Vec<_>>(),
+        "text_offset": scored.iter().map(&mut begins).collect::<Vec<_>>(),
+    })
+}

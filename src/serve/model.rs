@@ -1,0 +1,61 @@
+//! The model that is served, once it is loaded.
+
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+
+use super::error::ApiError;
+use crate::engine::Client;
+use crate::text::{Chat, Ending, SamplerParams, Tokenizer};
+
+/// A loaded model, and what its requests have where they say nothing.
+pub struct Model {
+    /// The service that computes.
+    pub client: Client,
+    /// How prompts become tokens.
+    pub chat: Chat,
+    /// The tokenizer; random weights have none, and their text consists of the tokens' numbers.
+    pub tokenizer: Option<Arc<Tokenizer>>,
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
+    /// Most tokens of a sequence.
+    pub context: usize,
+    /// Sequences that run at a time.
+    pub sequences: usize,
+    /// How tokens are chosen.
+    pub sampling: SamplerParams,
+    /// What ends an answer.
+    pub ending: Ending,
+}
+
+impl Model {
+    /// The text of tokens, control tokens included.
+    pub(super) fn text_of(&self, ids: &[u32]) -> String {
+        match &self.tokenizer {
+            Some(t) => t.decode(ids, false),
+            None => ids.iter().map(|id| format!("{id} ")).collect(),
+        }
+    }
+
+    /// # Errors
+    /// If the service has ended: its device is lost, or it panicked.
+    pub(super) fn check(&self) -> Result<(), ApiError> {
+        self.client.check().map_err(|e| ApiError::from_engine(&e, ""))
+    }
+}
+
+/// A model in use.
+pub(super) struct Loaded {
+    pub model: Model,
+    /// A place for each sequence that runs or waits.
+    pub places: Arc<Semaphore>,
+    /// Their number.
+    pub most: usize,
+}
+
+impl Loaded {
+    pub fn new(model: Model, queue: usize) -> Loaded {
+        let most = model.sequences + queue;
+        Loaded { model, places: Arc::new(Semaphore::new(most)), most }
+    }
+}

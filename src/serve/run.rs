@@ -1,0 +1,189 @@
+//! The answers to one HTTP request while the engine computes them: one channel for all, which the engine's thread fills.
+//!
+//! ```text
+//! engine's thread ── deliver(Token) ─► channel ─► Run::next ─► stream or collected answer        drop ─► cancel
+//! ```
+//! The channel has no bound, because the engine waits for nobody; what is in it is bounded by the tokens of the answers,
+//! and their number by the places of the queue.
+
+use std::collections::VecDeque;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use super::app::Open;
+use super::choice::{Choice, Piece, Scored, Speller};
+use super::error::ApiError;
+use super::model::Model;
+use super::record::Record;
+use super::settings::Settings;
+use crate::engine::{Delivery, Event, Finish, Flight, Request};
+
+/// News of an answer.
+pub(super) enum Update {
+    /// More of it.
+    Piece(usize, Piece),
+    /// It has ended: with the last log-probabilities, and why.
+    End(usize, Vec<Scored>, &'static str),
+    /// Something failed; nothing follows.
+    Failed(ApiError),
+}
+
+/// See the [module](self). Dropping it cancels what is left.
+pub(super) struct Run {
+    deliveries: UnboundedReceiver<(usize, Delivery)>,
+    choices: Vec<Choice>,
+    /// Answers to each prompt.
+    n: usize,
+    /// Requests that are neither accepted nor refused.
+    submitted: usize,
+    /// Answers that have not ended.
+    left: usize,
+    /// News that came before all requests were accepted.
+    early: VecDeque<Update>,
+    /// What the log gets.
+    pub record: Record,
+    // Dropped in this order: the requests are cancelled, then their places are free.
+    _flights: Vec<Flight>,
+    _places: OwnedSemaphorePermit,
+    _open: Open,
+}
+
+impl Run {
+    /// Submits the prompts, `settings.n` times each: answer `i` is of prompt `i / n`. Waits until the engine has accepted them.
+    ///
+    /// # Errors
+    /// If the engine refuses one; the others are cancelled.
+    pub async fn start(
+        model: &Model,
+        settings: &Settings,
+        prompts: &[Vec<u32>],
+        logprobs: Option<usize>,
+        places: OwnedSemaphorePermit,
+        (open, record): (Open, Record),
+    ) -> Result<Run, ApiError> {
+        let mut run = Run::submit(model, settings, prompts, logprobs, places, (open, record));
+        let accepted = run.accepted().await;
+        if let Err(error) = &accepted {
+            run.record.failed(error.status());
+        }
+        accepted.map(|()| run)
+    }
+
+    fn submit(
+        model: &Model,
+        settings: &Settings,
+        prompts: &[Vec<u32>],
+        logprobs: Option<usize>,
+        places: OwnedSemaphorePermit,
+        (open, record): (Open, Record),
+    ) -> Run {
+        let (sender, deliveries) = unbounded_channel();
+        let all = prompts.len() * settings.n;
+        let (mut flights, mut choices) = (Vec::with_capacity(all), Vec::with_capacity(all));
+        let speller = Speller { tokenizer: model.tokenizer.clone() };
+        for index in 0..all {
+            let prompt = &prompts[index / settings.n];
+            let request = Request {
+                prompt: prompt.clone(),
+                sampling: settings.sampling(index % settings.n),
+                max_tokens: settings.max_tokens.unwrap_or(model.context),
+                ending: settings.ending.clone(),
+                logprobs,
+            };
+            let (own, refused) = (sender.clone(), sender.clone());
+            let deliver = move |delivery| own.send((index, delivery)).is_ok();
+            match model.client.send(request, deliver) {
+                Ok(flight) => flights.push(flight),
+                Err(error) => drop(refused.send((index, Delivery::Refused(error)))),
+            }
+            choices.push(Choice::new(speller.clone(), &settings.ending));
+        }
+        let (submitted, left, early) = (all, all, VecDeque::new());
+        let (_flights, _places, _open) = (flights, places, open);
+        let n = settings.n;
+        Run { deliveries, choices, n, submitted, left, early, record, _flights, _places, _open }
+    }
+
+    async fn accepted(&mut self) -> Result<(), ApiError> {
+        while self.submitted > 0 {
+            let Some((index, delivery)) = self.deliveries.recv().await else { break };
+            if let Delivery::Refused(error) = &delivery {
+                return Err(ApiError::from_engine(error, "prompt"));
+            }
+            let update = self.update(index, delivery);
+            self.early.extend(update);
+        }
+        Ok(())
+    }
+
+    /// The next news; `None` once all answers have ended.
+    pub async fn next(&mut self) -> Option<Update> {
+        loop {
+            if let Some(update) = self.try_next() {
+                return Some(update);
+            }
+            if self.left == 0 {
+                return None;
+            }
+            let (index, delivery) = self.deliveries.recv().await?;
+            if let Some(update) = self.update(index, delivery) {
+                return Some(update);
+            }
+        }
+    }
+
+    /// News that is there already.
+    pub fn try_next(&mut self) -> Option<Update> {
+        if let Some(update) = self.early.pop_front() {
+            return Some(update);
+        }
+        while let Ok((index, delivery)) = self.deliveries.try_recv() {
+            if let Some(update) = self.update(index, delivery) {
+                return Some(update);
+            }
+        }
+        None
+    }
+
+    fn update(&mut self, index: usize, delivery: Delivery) -> Option<Update> {
+        match delivery {
+            Delivery::Accepted(_) => {
+                self.submitted -= 1;
+                None
+            }
+            Delivery::Event(Event::Cached(tokens)) => {
+                // A prompt counts once, however many answers it has.
+                if index.is_multiple_of(self.n) {
+                    self.record.cached(tokens);
+                }
+                None
+            }
+            Delivery::Refused(error) => Some(self.failed(ApiError::from_engine(&error, "prompt"))),
+            Delivery::Event(Event::Token(token)) => {
+                self.record.token(index);
+                let piece = self.choices[index].push(token);
+                (piece != Piece::default()).then_some(Update::Piece(index, piece))
+            }
+            Delivery::Event(Event::End(Finish::Failed(error))) => {
+                Some(self.failed(ApiError::from_engine(&error, "prompt")))
+            }
+            Delivery::Event(Event::End(Finish::Cancelled)) => {
+                let why = "the server has ended before the answer was complete";
+                Some(self.failed(ApiError::unavailable("draining", why)))
+            }
+            Delivery::Event(Event::End(how)) => {
+                self.left -= 1;
+                let reason = if how == Finish::Length { "length" } else { "stop" };
+                self.record.ended(index, reason);
+                Some(Update::End(index, self.choices[index].finish(), reason))
+            }
+        }
+    }
+
+    fn failed(&mut self, error: ApiError) -> Update {
+        self.left = 0;
+        self.record.failed(error.status());
+        Update::Failed(error)
+    }
+}

@@ -1,0 +1,9 @@
+//! The server as clients meet it: over a model of random weights in this process, by HTTP and by bare sockets.
+
+mod answers;
+mod connections;
+mod errors;
+mod lifecycle;
+mod openai;
+mod scores;
+mod world;

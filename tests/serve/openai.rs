@@ -1,0 +1,29 @@
+//! The `openai` package for Python as a client, where it is installed: `pip install openai`. `TANDEM_TEST_PYTHON` names the
+//! interpreter.
+
+use std::process::Command;
+
+use tandem::serve::{Keys, Options};
+
+use super::world::World;
+
+#[test]
+fn the_openai_package_understands_all_answers() {
+    let python = std::env::var("TANDEM_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
+    let found = Command::new(&python).args(["-c", "import openai; print(openai.__version__)"]).output();
+    let version = match found {
+        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+        Ok(_) => return println!("skipped: SKIPPED: {python} has no package openai"),
+        Err(e) => return println!("skipped: SKIPPED: {python}: {e}"),
+    };
+    let options =
+        Options { keys: Keys::new(["sk-test"]).unwrap(), name: "tiny".into(), ..Options::default() };
+    let served = World { options, ..World::default() }.serve();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve/openai_client.py");
+    let url = format!("http://{}/v1", served.server.address());
+    let output = Command::new(&python).args([script, &url, "sk-test", "synthetic"]).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "openai {version}: {out}{err}");
+    println!("openai {version}: {out}");
+    served.wait_until_free();
+}
