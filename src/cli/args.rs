@@ -114,9 +114,6 @@ impl EngineArgs {
     /// As [`Settings::check`].
     pub fn check_for(&self, requests: Requests) -> Result<()> {
         let settings = self.settings();
-        if let Some(why) = settings.of_many().filter(|_| requests == Requests::One) {
-            return Err(Error::usage(format!("{why}; use it with generate --prompts or bench --trace")));
-        }
         if let [_, second, ..] = self.strategies[..]
             && requests != Requests::Compared
         {
@@ -124,6 +121,9 @@ impl EngineArgs {
             return Err(Error::usage(format!(
                 "--strategy: one is wanted, and there is {second}, too; bench --trace compares several"
             )));
+        }
+        if let Some(why) = settings.of_many().filter(|_| requests == Requests::One) {
+            return Err(Error::usage(format!("{why}; use it with generate --prompts or bench --trace")));
         }
         settings.check(requests)?;
         let allowed = tandem::host::allowed_cores();

@@ -12,6 +12,7 @@
 //! as their [`Kv`].
 
 mod far;
+mod kept;
 mod pager;
 mod prefix;
 mod sequence;

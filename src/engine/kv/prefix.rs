@@ -10,8 +10,9 @@
 use rustc_hash::FxHashMap;
 use sha2::{Digest, Sha256};
 
+use super::kept::KeptPage;
 use super::{KvPages, SequenceKv};
-use crate::cache::{PAGE_TOKENS, PageContent};
+use crate::cache::PAGE_TOKENS;
 
 /// Names a page by all tokens up to its end.
 type Key = [u8; 32];
@@ -37,24 +38,6 @@ impl Chain {
             hash.update(token.to_le_bytes());
         }
         Chain { key: hash.finalize().into(), pages: self.pages + 1 }
-    }
-}
-
-/// A page in each list that has one for these tokens.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct KeptPage {
-    pub host: Option<PageContent>,
-    pub device: Option<PageContent>,
-    pub far: Option<PageContent>,
-}
-
-impl KeptPage {
-    fn lists(&mut self) -> [&mut Option<PageContent>; 3] {
-        [&mut self.host, &mut self.device, &mut self.far]
-    }
-
-    fn is_empty(&self) -> bool {
-        self.host.is_none() && self.device.is_none() && self.far.is_none()
     }
 }
 

@@ -1,6 +1,6 @@
 //! The pages of one sequence, in layers of both sides.
 
-use super::prefix::KeptPage;
+use super::kept::KeptPage;
 use super::{KvPages, Sides};
 use crate::Result;
 use crate::cache::{BlockTable, PAGE_TOKENS, PageContent, PageList, PageMove, SplitTable};
