@@ -195,7 +195,7 @@ fn load(args: &Args, targets: tandem::sched::Targets, queue: usize) -> anyhow::R
     let context = args.engine.ctx.map_or(spec.max_context.min(CONTEXT), |c| c as usize);
     let each = (context / 2, context - context / 2);
     let n = args.sequences.map_or(SEQUENCES, |n| n as usize);
-    let needs = Needs::new(&vec![each; n], Some(context as u32), spec.max_context);
+    let needs = Needs::new(&vec![each; n], Some(context), spec.max_context);
     let (mut scheduled, notices) = open::scheduled(&opened, &args.engine, &needs, args.sequences)?;
     let strategy = scheduled.strategies(&args.engine.settings()).remove(0);
     scheduled.set_targets(targets);

@@ -1,6 +1,5 @@
 //! What has been said.
 
-use std::io::Write;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
