@@ -19,6 +19,7 @@ use half::{bf16, f16};
 use serde_json::Value as Json;
 
 use super::check::{MAX_CONTEXT, MAX_LAYERS, wanted_tensors};
+use super::formats::Files;
 use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, hf, validate};
 use crate::host::memory_available;
 use crate::tensor::formats::{BlockFormat, BlockScales, Scales, with_format};
@@ -237,6 +238,7 @@ fn model(text: &str, weights_of: impl Fn(&Request) -> Result<(Weights, Vec<Strin
         eos_ids: Vec::new(),
         sampling: SamplingDefaults::default(),
         source: format!("synth:{text}"),
+        files: Files::default(),
         notes,
     })
 }
