@@ -4,12 +4,12 @@
 use std::fs;
 use std::path::Path;
 
-use tandem::model::{export_gguf, export_hf_folder, load, synth};
+use tandem::model::{export_gguf, export_hf_folder, export_split_gguf, load, synth};
 use tandem::tensor::DType;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
-    for target in ["gguf", "safetensors", "config"] {
+    for target in ["gguf", "gguf_split", "safetensors", "config"] {
         fs::create_dir_all(corpus.join(target))?;
     }
     for name in synth::names() {
@@ -27,6 +27,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         export_hf_folder(&model, &dir, DType::BF16, 1)?;
         let st = fs::read(dir.join("model.safetensors"))?;
         fs::write(corpus.join("safetensors").join(name), &st[..st.len().min(8192)])?;
+        export_split_gguf(&model, &dir, "m", 3)?;
+        let parts = (1..=3).map(|i| fs::read(dir.join(format!("m-{i:05}-of-00003.gguf"))));
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        let lengths = [&parts[0], &parts[1]].map(|part| (part.len() as u32).to_le_bytes());
+        fs::write(corpus.join("gguf_split").join(name), [lengths.concat(), parts.concat()].concat())?;
         fs::remove_dir_all(&dir)?;
     }
     let good = br#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"BF16","shape":[1,2],"data_offsets":[8,12]}}"#;

@@ -69,6 +69,9 @@ fn text(report: &Report) -> String {
     };
     row("name", d.name.clone());
     row("source", d.source.clone());
+    if d.files > 1 {
+        row("files", format!("{}, {} together", d.files, megabytes(d.file_bytes)));
+    }
     row("family", d.family.clone());
     row("parameters", format!("{:.1} M in {}", d.parameters as f64 / 1e6, megabytes(d.weight_bytes)));
     let by_dtype = d.bytes_by_dtype.iter().map(|(dtype, bytes)| format!("{dtype} {}", megabytes(*bytes)));

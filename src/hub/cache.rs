@@ -3,7 +3,7 @@
 //! ```text
 //! $TANDEM_HOME, or $XDG_CACHE_HOME/tandem, or ~/.cache/tandem
 //!   models/<catalogue name>/<file>.gguf
-//!   models/hf/<owner>/<repo>/<revision>/gguf/<file>.gguf       one file of a repository
+//!   models/hf/<owner>/<repo>/<revision>/gguf/<file>.gguf       a file of a repository, or all of a split model
 //!   models/hf/<owner>/<repo>/<revision>/safetensors/...        a model folder
 //!   downloads/                                                 half-finished files, resumed by the next pull
 //!   locks/                                                     one per model, held while it is pulled
@@ -13,6 +13,7 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use super::{Entry, create_dir, env};
+use crate::model::formats::gguf::PartName;
 use crate::progress::Progress;
 use crate::{Error, Result};
 
@@ -124,9 +125,14 @@ impl Cache {
                         found.push(Cached { name: name.clone(), bytes: bytes_in(&whole), path: whole });
                     }
                     let base = revision.join("gguf");
-                    for path in files_below(&base) {
+                    let is_model = |p: &PathBuf| part_name(p).is_none_or(|name| name.number == 1);
+                    for path in files_below(&base).into_iter().filter(is_model) {
                         let file = path.strip_prefix(&base).unwrap_or(&path).display().to_string();
-                        found.push(Cached { name: format!("{name}/{file}"), bytes: bytes_in(&path), path });
+                        found.push(Cached {
+                            name: format!("{name}/{file}"),
+                            bytes: bytes_of_model(&path),
+                            path,
+                        });
                     }
                 }
             }
@@ -155,7 +161,21 @@ fn files_below(path: &Path) -> Vec<PathBuf> {
     children(path).into_iter().flat_map(|p| if p.is_dir() { files_below(&p) } else { vec![p] }).collect()
 }
 
-fn bytes_in(path: &Path) -> u64 {
+/// What the name of a file says about the split model that it is a part of.
+fn part_name(path: &Path) -> Option<PartName<'_>> {
+    PartName::parse(path.file_name()?.to_str()?)
+}
+
+/// Bytes of the model at `path`: a folder's, a file's, or those of all files of a split model.
+pub(super) fn bytes_of_model(path: &Path) -> u64 {
+    match part_name(path) {
+        Some(name) => (1..=name.count).map(|number| bytes_in(&path.with_file_name(name.of(number)))).sum(),
+        None => bytes_in(path),
+    }
+}
+
+/// Bytes of a file, or of all files in a folder.
+pub(super) fn bytes_in(path: &Path) -> u64 {
     if path.is_dir() {
         return files_below(path).iter().map(|p| bytes_in(p)).sum();
     }
@@ -179,8 +199,11 @@ mod tests {
         std::fs::create_dir_all(cache.path_of(entry).parent().unwrap()).unwrap();
         std::fs::write(cache.path_of(entry), b"short").unwrap();
         assert_eq!(cache.lookup(entry), None);
+        let part = |number| gguf.with_file_name(format!("m-{number:05}-of-00002.gguf"));
+        (1..3).for_each(|number| std::fs::write(part(number), [0; 7]).unwrap());
+        let split = Cached { name: "hf:o/r@main/sub/m-00001-of-00002.gguf".into(), path: part(1), bytes: 14 };
         let want = Cached { name: "hf:o/r@main/sub/x.gguf".into(), path: gguf, bytes: 5 };
-        assert_eq!(cache.list(), [want]);
+        assert_eq!(cache.list(), [split, want]);
     }
 
     #[test]

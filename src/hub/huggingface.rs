@@ -1,4 +1,4 @@
-//! The Hugging Face hub: one `.gguf` file of a repository, or the files of a safetensors model.
+//! The Hugging Face hub: a `.gguf` file of a repository, all files of a split one, or the files of a safetensors model.
 //!
 //! `GET {endpoint}/api/models/{owner}/{repo}/revision/{rev}?blobs=true` lists the files with their
 //! lengths and, for the large ones, SHA-256; `GET {endpoint}/{owner}/{repo}/resolve/{commit}/{file}`
@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::cache::Cache;
+use super::cache::{Cache, bytes_in, bytes_of_model};
 use super::download::{self, Want};
 use super::name::{HubName, component_ok};
 use super::{Hub, Pulled, create_dir};
+use crate::model::formats::gguf::PartName;
 use crate::progress::Progress;
 use crate::{Error, Result, small_file};
 
@@ -84,7 +85,7 @@ pub(super) fn lookup(cache: &Cache, name: &HubName) -> Option<PathBuf> {
 pub(super) fn pull(hub: &Hub, name: &HubName, force: bool, progress: &dyn Progress) -> Result<Pulled> {
     let here = || {
         let path = lookup(&hub.cache, name).filter(|_| !force)?;
-        let bytes = size_of(&path);
+        let bytes = bytes_of_model(&path);
         Some(Pulled { path, bytes, fetched: false })
     };
     // What is there needs no lock, so that it is found on a read-only disk, too.
@@ -106,7 +107,7 @@ pub(super) fn pull(hub: &Hub, name: &HubName, force: bool, progress: &dyn Progre
     let commit = listing.sha.clone().filter(|s| component_ok(s)).unwrap_or_else(|| name.revision.clone());
     let job = Download { hub, name, commit, progress };
     let (path, bytes) = match choose(name, &listing.siblings)? {
-        Choice::Gguf(file) => job.gguf(&file, &target).map_err(placed)?,
+        Choice::Gguf(files) => job.gguf(&files, &target).map_err(placed)?,
         Choice::Folder(files) => job.folder(&files, &target).map_err(placed)?,
     };
     Ok(Pulled { path, bytes, fetched: true })
@@ -127,7 +128,8 @@ fn token(hub: &Hub) -> Vec<(&'static str, String)> {
 
 #[derive(Debug)]
 enum Choice {
-    Gguf(Sibling),
+    /// The model's file, or all of a split one, the first of which is its path.
+    Gguf(Vec<Sibling>),
     Folder(Vec<Sibling>),
 }
 
@@ -145,16 +147,11 @@ fn choose(name: &HubName, files: &[Sibling]) -> Result<Choice> {
     let ggufs: Vec<_> = files.iter().filter(safe).filter(|f| f.rfilename.ends_with(".gguf")).collect();
     let names = |list: &[&Sibling]| list.iter().map(|f| f.rfilename.as_str()).collect::<Vec<_>>().join(", ");
     if let Some(file) = &name.file {
-        if is_split(file) {
-            return Err(Error::Unsupported(format!(
-                "{file}: one piece of a split GGUF file; join them with gguf-split"
-            )));
-        }
         let found = ggufs.iter().find(|f| f.rfilename == *file).ok_or_else(|| {
             let have = if ggufs.is_empty() { "no .gguf file".to_owned() } else { names(&ggufs) };
             Error::usage(format!("{repository}: no {file}; it has {have}"))
         })?;
-        return Ok(Choice::Gguf((*found).clone()));
+        return parts(found, &ggufs).map(Choice::Gguf);
     }
     let shards: Vec<_> = files
         .iter()
@@ -168,23 +165,36 @@ fn choose(name: &HubName, files: &[Sibling]) -> Result<Choice> {
         let companions = files.iter().filter(|f| COMPANIONS.contains(&f.rfilename.as_str()));
         return Ok(Choice::Folder(companions.chain(shards).cloned().collect()));
     }
-    match ggufs[..] {
-        [only] => Ok(Choice::Gguf(only.clone())),
+    let is_model = |file: &&Sibling| PartName::parse(&file.rfilename).is_none_or(|name| name.number == 1);
+    match ggufs.iter().copied().filter(is_model).collect::<Vec<_>>()[..] {
+        [only] => parts(only, &ggufs).map(Choice::Gguf),
         [] => Err(Error::Unsupported(format!("{repository}: has neither .safetensors nor .gguf files"))),
-        _ => Err(Error::usage(format!(
+        ref several => Err(Error::usage(format!(
             "{repository}: has several files, name one of them (hf:OWNER/REPO/FILE.gguf): {}",
-            names(&ggufs)
+            names(several)
         ))),
     }
 }
 
-/// `model-00001-of-00003.gguf`.
-fn is_split(file: &str) -> bool {
-    let stem = file.trim_end_matches(".gguf");
-    let number = |s: &str| s.len() == 5 && s.bytes().all(|b| b.is_ascii_digit());
-    stem.rsplit_once("-of-").is_some_and(|(first, count)| {
-        number(count) && count != "00001" && first.rsplit_once('-').is_some_and(|(_, n)| number(n))
-    })
+/// The file `first`, and the other ones of its model if its name says that there are any.
+fn parts(first: &Sibling, ggufs: &[&Sibling]) -> Result<Vec<Sibling>> {
+    let file = &first.rfilename;
+    let Some(name) = PartName::parse(file) else { return Ok(vec![first.clone()]) };
+    if name.number > 1 {
+        let (number, count, first) = (name.number, name.count, name.of(1));
+        return Err(Error::usage(format!(
+            "{file}: file {number} of a model of {count}; name the first, {first}"
+        )));
+    }
+    let part = |number| {
+        let file = name.of(number);
+        let found = ggufs.iter().find(|f| f.rfilename == file).copied().cloned();
+        let count = name.count;
+        found.ok_or_else(|| {
+            Error::format(file, format!("not in the repository, one of the {count} files of the model"))
+        })
+    };
+    (1..=name.count).map(part).collect()
 }
 
 struct Download<'a> {
@@ -196,30 +206,48 @@ struct Download<'a> {
 }
 
 impl Download<'_> {
-    fn gguf(&self, file: &Sibling, target: &Path) -> Result<(PathBuf, u64)> {
-        let path = target.join("gguf").join(&file.rfilename);
-        let folder = path.parent().expect("a cached model lies in a folder");
-        create_dir(folder)?;
-        let download = self.download(file, &self.hub.cache.downloads()?.join(self.key(&file.rfilename)))?;
-        std::fs::rename(&download, &path).map_err(|e| Error::io(&path, e))?;
+    fn gguf(&self, files: &[Sibling], target: &Path) -> Result<(PathBuf, u64)> {
+        let folder = target.join("gguf");
+        let path = folder.join(&files[0].rfilename);
+        create_dir(path.parent().expect("a cached model lies in a folder"))?;
+        let downloads = self.hub.cache.downloads()?;
+        let staged = |file: &Sibling| downloads.join(self.key(&file.rfilename));
+        self.require_space(files, staged)?;
+        for file in files {
+            self.download(file, &staged(file))?;
+        }
+        // The model is there when its first file is: that one comes last, and goes first if it is replaced.
+        if files.len() > 1 && path.exists() {
+            std::fs::remove_file(&path).map_err(|e| Error::io(&path, e))?;
+        }
+        for file in files.iter().rev() {
+            let path = folder.join(&file.rfilename);
+            std::fs::rename(staged(file), &path).map_err(|e| Error::io(&path, e))?;
+        }
         if self.name.file.is_none() {
             let marker = target.join("default");
-            std::fs::write(&marker, &file.rfilename).map_err(|e| Error::io(marker, e))?;
+            std::fs::write(&marker, &files[0].rfilename).map_err(|e| Error::io(marker, e))?;
         }
-        let bytes = size_of(&path);
+        let bytes = bytes_of_model(&path);
         Ok((path, bytes))
+    }
+
+    /// Fails if the disk has no room for those of `files` that are not yet where `staged` has them.
+    fn require_space(&self, files: &[Sibling], staged: impl Fn(&Sibling) -> PathBuf) -> Result<()> {
+        let Some(first) = files.first() else { return Ok(()) };
+        let missing = files.iter().filter(|f| !staged(f).exists());
+        let missing = missing.filter_map(Sibling::bytes).fold(0, u64::saturating_add);
+        download::require_space(&staged(first), missing, &self.name.repository())
     }
 
     fn folder(&self, files: &[Sibling], target: &Path) -> Result<(PathBuf, u64)> {
         let staging = self.hub.cache.downloads()?.join(self.key("safetensors"));
         create_dir(&staging)?;
         create_dir(target)?;
-        let missing = files.iter().filter(|f| !staging.join(&f.rfilename).exists());
-        let missing = missing.filter_map(Sibling::bytes).fold(0, u64::saturating_add);
-        download::require_space(&staging, missing, &self.name.repository())?;
+        self.require_space(files, |file| staging.join(&file.rfilename))?;
         let mut bytes = 0;
         for file in files {
-            bytes += size_of(&self.download(file, &staging.join(&file.rfilename))?);
+            bytes += bytes_in(&self.download(file, &staging.join(&file.rfilename))?);
         }
         let path = target.join("safetensors");
         if path.exists() {
@@ -254,14 +282,6 @@ impl Download<'_> {
     }
 }
 
-fn size_of(path: &Path) -> u64 {
-    if path.is_dir() {
-        let files = std::fs::read_dir(path).map(|d| d.flatten().map(|e| size_of(&e.path())).sum());
-        return files.unwrap_or(0);
-    }
-    std::fs::metadata(path).map(|m| m.len()).unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -279,8 +299,8 @@ mod tests {
         let all =
             ["README.md", "config.json", "model.safetensors", "consolidated.safetensors", "tokenizer.json"];
         assert_eq!(choice("o/r", &all).unwrap(), "Folder([config.json, tokenizer.json, model.safetensors])");
-        assert_eq!(choice("o/r", &["a.gguf", ".gitattributes"]).unwrap(), "Gguf(a.gguf)");
-        assert_eq!(choice("o/r/b.gguf", &["a.gguf", "b.gguf"]).unwrap(), "Gguf(b.gguf)");
+        assert_eq!(choice("o/r", &["a.gguf", ".gitattributes"]).unwrap(), "Gguf([a.gguf])");
+        assert_eq!(choice("o/r/b.gguf", &["a.gguf", "b.gguf"]).unwrap(), "Gguf([b.gguf])");
         let several = choice("o/r", &["a.gguf", "b.gguf"]).unwrap_err().to_string();
         assert!(several.contains("a.gguf, b.gguf"), "{several}");
         assert!(choice("o/r", &["pytorch_model.bin"]).is_err());
@@ -288,9 +308,18 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_split_files_are_refused() {
-        let error = choice("o/r/m-00001-of-00003.gguf", &["m-00001-of-00003.gguf"]).unwrap_err();
-        assert!(matches!(error, Error::Unsupported(_)), "{error}");
+    fn a_split_model_is_all_of_its_files() {
+        let all = ["q/m-00002-of-00002.gguf", "m-00001-of-00002.gguf", "q/m-00001-of-00002.gguf"];
+        let of = "Gguf([q/m-00001-of-00002.gguf, q/m-00002-of-00002.gguf])";
+        assert_eq!(choice("o/r/q/m-00001-of-00002.gguf", &all).unwrap(), of);
+        assert_eq!(choice("o/r", &[all[0], all[2]]).unwrap(), of, "the only model of a repository");
+        let error = |name, files: &[&str]| choice(name, files).unwrap_err().to_string();
+        let later = error("o/r/q/m-00002-of-00002.gguf", &all);
+        assert!(later.contains("file 2 of a model of 2; name the first, q/m-00001-of-00002.gguf"), "{later}");
+        let incomplete = error("o/r/m-00001-of-00002.gguf", &all);
+        assert!(incomplete.starts_with("m-00002-of-00002.gguf: not in the repository"), "{incomplete}");
+        let several = error("o/r", &all);
+        assert!(several.ends_with(": m-00001-of-00002.gguf, q/m-00001-of-00002.gguf"), "{several}");
         assert!(choice("o/r/m-00001-of-00001.gguf", &["m-00001-of-00001.gguf"]).is_ok());
         assert!(choice("o/r/out-of-00003.gguf", &["out-of-00003.gguf"]).is_ok());
     }

@@ -15,6 +15,10 @@ pub struct Description {
     pub name: String,
     /// Where it was loaded from.
     pub source: String,
+    /// Files with weights.
+    pub files: usize,
+    /// Their bytes together.
+    pub file_bytes: u64,
     /// Family.
     pub family: String,
     /// L.
@@ -110,6 +114,8 @@ pub fn describe(m: &LoadedModel) -> Description {
     Description {
         name: s.name.clone(),
         source: m.source.clone(),
+        files: m.files.count,
+        file_bytes: m.files.bytes,
         family: s.family.clone(),
         layers: s.n_layers,
         d_model: s.d_model,

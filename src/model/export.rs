@@ -5,14 +5,14 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, View};
 use serde_json::{Value as Json, json};
 
 use super::arch::{self, Family};
 use super::block::tensor_name;
-use super::formats::gguf::{Metadata, Value, write};
+use super::formats::gguf::{Gguf, Metadata, PartName, Value, metadata_of_part, write};
 use super::spec::{Position, Rope, RopePairing, RopeScaling};
 use super::{LoadedModel, ModelSpec, Weights};
 use crate::reference::dequant::dequantise;
@@ -107,6 +107,24 @@ fn in_block(name: &str) -> Option<(usize, &str, &str)> {
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let (stem, kind) = rest.rsplit_once('.')?;
     Some((layer.parse().ok()?, stem, kind))
+}
+
+/// Writes what [`export_gguf`] makes as `NAME-00001-of-0000N.gguf` and so on in `dir`, N being `count`, and gives the path of
+/// the first, which names all.
+///
+/// # Errors
+/// As there; or if a file cannot be written.
+pub fn export_split_gguf(m: &LoadedModel, dir: &Path, name: &str, count: usize) -> Result<PathBuf> {
+    let whole = Gguf::parse(Bytes::copy_of(&export_gguf(m)?))?;
+    let (tensors, names) = (&whole.tensors, PartName { stem: name, number: 1, count: count as u64 });
+    let each = tensors.len().div_ceil(count);
+    for i in 0..count {
+        let part = tensors.iter().skip(i * each).take(each).map(|(n, t)| (n.as_str(), t));
+        let metadata = metadata_of_part(&whole.metadata, i, count, tensors.len());
+        let path = dir.join(names.of(i as u64 + 1));
+        std::fs::write(&path, write::to_bytes(&metadata, part)).map_err(|e| Error::io(&path, e))?;
+    }
+    Ok(dir.join(names.of(1)))
 }
 
 /// A tensor that is converted when it is written, so that a folder never needs twice the model's memory.

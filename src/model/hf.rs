@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 use super::arch::{self, Family, HfConfig};
 use super::check::MAX_LAYERS;
 use super::formats::guise::guise;
-use super::formats::{in_file, map_file, safetensors};
+use super::formats::{Files, in_file, map_file, safetensors};
 use super::fused::split_fused;
 use super::vectors::{f32_tensor, vectors_to_f32};
 use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, validate};
@@ -35,7 +35,7 @@ pub fn load(dir: &Path) -> Result<LoadedModel> {
     spec.check()?;
 
     let mut notes = Vec::new();
-    let all = tensors(dir, family, &mut notes)?;
+    let (all, files) = tensors(dir, family, &mut notes)?;
     // A multimodal configuration that is silent ties the head, whatever its text part says, unless there is a head.
     let silent = config.get("text_config").is_some() && config.get("tie_word_embeddings").is_none();
     let is_head = |name: &str| arch::canonical_name(family.names, name).as_deref() == Some("output.weight");
@@ -65,6 +65,7 @@ pub fn load(dir: &Path) -> Result<LoadedModel> {
         eos_ids: eos_ids(generation.as_ref()).or_else(|| eos_ids(Some(&config))).unwrap_or_default(),
         sampling: generation.as_ref().map(SamplingDefaults::from_generation_config).unwrap_or_default(),
         source: dir.display().to_string(),
+        files,
         notes,
     })
 }
@@ -155,7 +156,7 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// All tensors under their own names: of the one file, or of the shards that an index lists. As in `transformers`, the one file
 /// comes first: an index beside it is usually what is left of an older upload.
-fn tensors(dir: &Path, family: &Family, notes: &mut Vec<String>) -> Result<Vec<(String, Tensor)>> {
+fn tensors(dir: &Path, family: &Family, notes: &mut Vec<String>) -> Result<(Vec<(String, Tensor)>, Files)> {
     let skip = |name: &str| arch::canonical_name(family.names, name).is_none();
     let (one, index_path) = (dir.join(WHOLE), dir.join(INDEX));
     if one.exists() {
@@ -164,7 +165,9 @@ fn tensors(dir: &Path, family: &Family, notes: &mut Vec<String>) -> Result<Vec<(
         {
             notes.push(format!("{INDEX} is ignored: {WHOLE} beside it holds a whole model"));
         }
-        return safetensors::parse(&map_file(&one)?, &skip).map_err(|e| in_file(&one, e));
+        let bytes = map_file(&one)?;
+        let all = safetensors::parse(&bytes, &skip).map_err(|e| in_file(&one, e))?;
+        return Ok((all, Files { count: 1, bytes: bytes.len() as u64 }));
     }
     let Some(index) = json(&index_path)? else {
         return Err(Error::format(dir.display().to_string(), without_weights(&names_in(dir))));
@@ -184,7 +187,7 @@ fn tensors(dir: &Path, family: &Family, notes: &mut Vec<String>) -> Result<Vec<(
         shards.entry(file).or_default().insert(tensor);
     }
     let total = shards.len();
-    let mut all = Vec::new();
+    let (mut all, mut files) = (Vec::new(), Files::default());
     for (file, names) in shards {
         let path = dir.join(file);
         if !path.exists() {
@@ -194,10 +197,12 @@ fn tensors(dir: &Path, family: &Family, notes: &mut Vec<String>) -> Result<Vec<(
             ));
         }
         // A shard may hold more than the index lists; the index decides.
-        let found = safetensors::parse(&map_file(&path)?, &skip).map_err(|e| in_file(&path, e))?;
+        let bytes = map_file(&path)?;
+        let found = safetensors::parse(&bytes, &skip).map_err(|e| in_file(&path, e))?;
+        (files.count, files.bytes) = (files.count + 1, files.bytes + bytes.len() as u64);
         all.extend(found.into_iter().filter(|(n, _)| names.contains(n.as_str())));
     }
-    Ok(all)
+    Ok((all, files))
 }
 
 /// Whether all tensors of an index are in this file.

@@ -4,14 +4,14 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use super::arch::{self, GgufConfig};
-use super::formats::gguf::{Gguf, Value};
+use super::formats::gguf::{Gguf, PartName, Value};
 use super::formats::in_file;
 use super::fused::split_fused;
 use super::vectors::vectors_to_f32;
 use super::{LoadedModel, SamplingDefaults, TextSource, Weights, hf, synth, validate};
 use crate::{Error, Result};
 
-/// Loads `source`: a `.gguf` file, a folder with `config.json`, or `synth:SPEC` (see [`synth`]).
+/// Loads `source`: a `.gguf` file or the first of several, a folder with `config.json`, or `synth:SPEC` (see [`synth`]).
 ///
 /// # Errors
 /// If nothing is there, it is not a model, or the model is damaged or of an unknown kind.
@@ -28,13 +28,8 @@ pub fn load(source: &str) -> Result<LoadedModel> {
         Some("safetensors" | "json") => Err(Error::usage(format!(
             "{source}: a single file of a Hugging Face model; give the folder that holds it and its config.json"
         ))),
-        _ => gguf(path).map_err(|e| in_file(path, e)),
+        _ => from_gguf(Gguf::open(path)?, source.into()).map_err(|e| in_file(path, e)),
     }
-}
-
-fn gguf(path: &Path) -> Result<LoadedModel> {
-    let bytes = super::formats::map_file(path)?;
-    from_gguf(Gguf::parse(bytes)?, path.display().to_string())
 }
 
 /// A model from a parsed GGUF file.
@@ -42,7 +37,7 @@ fn gguf(path: &Path) -> Result<LoadedModel> {
 /// # Errors
 /// As [`load`].
 pub fn from_gguf(file: Gguf, source: String) -> Result<LoadedModel> {
-    let Gguf { metadata, tensors, .. } = file;
+    let Gguf { metadata, tensors, files, .. } = file;
     let arch = match metadata.get("general.architecture") {
         None => return Err(Error::format("general.architecture", "missing; is this a model file?")),
         Some(Value::String(arch)) => arch.clone(),
@@ -50,7 +45,7 @@ pub fn from_gguf(file: Gguf, source: String) -> Result<LoadedModel> {
     };
     if let Some(n) = metadata.get("split.count").and_then(Value::as_u64).filter(|&n| n > 1) {
         return Err(Error::Unsupported(format!(
-            "one of {n} parts of a split GGUF; merge them into one file first"
+            "one of the {n} files of a split model; it is opened by the path of the first"
         )));
     }
     let family = arch::of_gguf(&arch)?;
@@ -62,8 +57,10 @@ pub fn from_gguf(file: Gguf, source: String) -> Result<LoadedModel> {
     config.causal()?;
     let mut spec = (family.from_gguf)(&config)?;
     if spec.name.is_empty() {
-        spec.name =
-            Path::new(&source).file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+        let path = Path::new(&source);
+        let file = path.file_name().map(|n| n.to_string_lossy()).unwrap_or_default();
+        let stem = || path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+        spec.name = PartName::parse(&file).map_or_else(stem, |part| part.stem.to_owned());
     }
     // The spec now holds the RoPE factors.
     let factors = ["rope_freqs.weight", arch::LONG_FACTORS, arch::SHORT_FACTORS];
@@ -97,6 +94,7 @@ pub fn from_gguf(file: Gguf, source: String) -> Result<LoadedModel> {
         text: TextSource::Gguf(metadata),
         eos_ids,
         source,
+        files,
         notes,
     })
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::formats::Files;
 use super::formats::gguf::Metadata;
 use super::{ModelSpec, SamplingDefaults, Weights};
 
@@ -22,6 +23,8 @@ pub struct LoadedModel {
     pub sampling: SamplingDefaults,
     /// Where it came from, for messages.
     pub source: String,
+    /// The files with its weights; none for random ones.
+    pub files: Files,
     /// Notes for the user (a dtype that had to be replaced...).
     pub notes: Vec<String>,
 }

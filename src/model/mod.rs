@@ -35,7 +35,7 @@ pub use arch::{FAMILIES, Family};
 pub use block::{Block, MatrixSpec, NormSpec, tensor_name};
 pub use check::{validate, wanted_tensors};
 pub use describe::{Description, describe};
-pub use export::{export_gguf, export_hf_folder};
+pub use export::{export_gguf, export_hf_folder, export_split_gguf};
 pub use hf::hf_spec;
 pub use load::{from_gguf, load};
 pub use loaded::{LoadedModel, TextSource};

@@ -19,6 +19,7 @@ use half::{bf16, f16};
 use serde_json::Value as Json;
 
 use super::check::{MAX_CONTEXT, MAX_LAYERS, wanted_tensors};
+use super::formats::Files;
 use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, hf, validate};
 use crate::host::memory_available;
 use crate::tensor::formats::{BlockFormat, BlockScales, Scales, with_format};
@@ -237,6 +238,7 @@ fn model(text: &str, weights_of: impl Fn(&Request) -> Result<(Weights, Vec<Strin
         eos_ids: Vec::new(),
         sampling: SamplingDefaults::default(),
         source: format!("synth:{text}"),
+        files: Files::default(),
         notes,
     })
 }
@@ -442,6 +444,9 @@ impl Random {
 /// Root mean square of the scales that [`Random::scales`] draws: sqrt(23.5² + 255/12).
 const SCALE_RMS: f32 = 23.948;
 
+/// The same of their halves, rounded down: sqrt(11.5² + 63/12).
+const HALF_SCALE_RMS: f32 = 11.726;
+
 fn fill_row(dtype: DType, fill: Fill, r: &mut Random, row: &mut [u8]) {
     let Fill { mean, std } = fill;
     match dtype {
@@ -486,9 +491,16 @@ fn fill_block<F: BlockFormat>(std: f32, r: &mut Random, b: &mut [u8]) {
         Scales::ScaleMin => (s.d, s.m) = (half(std / F::STD), half(-centre * std / F::STD)),
         Scales::SuperMin => {
             // Minima equal to the scales, at a rate that centres the codes: x = d·sc·(q - centre).
-            let d = std / (F::STD * SCALE_RMS);
-            (s.d, s.m) = (half(d), half(centre * d));
             s.subs[..8].copy_from_slice(&r.scales());
+            if F::SUB == 16 {
+                s.subs[8..].copy_from_slice(&r.scales());
+            }
+            let mut rms = SCALE_RMS;
+            if F::SUB_MAX < 31 {
+                (s.subs, rms) = (s.subs.map(|sub| sub >> 1), HALF_SCALE_RMS);
+            }
+            let d = std / (F::STD * rms);
+            (s.d, s.m) = (half(d), half(centre * d));
             s.sub_mins = s.subs;
         }
         Scales::SuperSigned => {

@@ -239,6 +239,38 @@ fn names_out_of_models_do_not_speak_to_the_terminal() {
     assert_error(&missing, 2, "no\\u{1b}[31mfile: no such file");
 }
 
+/// A split model is one: its files are counted, and any that is not the first is told from it. Neither another one's file in the
+/// place of one of its own nor a missing one is a model.
+#[test]
+fn a_split_model_is_described_as_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let export = |spec: &str, name: &str| {
+        let m = tandem::model::load(spec).unwrap();
+        tandem::model::export_split_gguf(&m, dir.path(), name, 3).unwrap()
+    };
+    let (first, other) =
+        (export("synth:tiny-llama,dtype=q2_k", "m"), export("synth:tiny-qwen3,layers=3", "other"));
+    let part = |name: &str, number: usize| dir.path().join(format!("{name}-{number:05}-of-00003.gguf"));
+    let size = |path: PathBuf| std::fs::metadata(path).unwrap().len();
+    let inspect = |path: &Path, extra: &[&str]| run(tandem(dir.path()).arg("inspect").arg(path).args(extra));
+    let report = json(&inspect(&first, &["--json"]));
+    assert_eq!(report["files"], 3, "{report}");
+    assert_eq!(report["file_bytes"], (1..=3).map(|i| size(part("m", i))).sum::<u64>());
+    let words = stdout(&inspect(&first, &[]));
+    assert!(words.lines().any(|l| l.starts_with("files        3, ") && l.ends_with(" together")), "{words}");
+    let bench = "bench -m MODEL --json --prompt 4 --gen 2 --repeat 1";
+    json(&run(tandem(dir.path()).args(self::words(bench, first.to_str().unwrap()))));
+    assert_error(
+        &inspect(&part("m", 2), &[]),
+        2,
+        "file 2 of a model of 3 files; give the first, m-00001-of-00003.gguf",
+    );
+    std::fs::rename(part("other", 2), part("m", 2)).unwrap();
+    assert_error(&inspect(&first, &[]), 1, "m-00002-of-00003.gguf: split.tensors.count");
+    let missing = format!("{}: missing, one of the 3 files", part("other", 2).display());
+    assert_error(&inspect(&other, &[]), 1, &missing);
+}
+
 #[test]
 fn a_pipe_is_no_model() {
     let dir = tempfile::tempdir().unwrap();

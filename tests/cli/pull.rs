@@ -91,6 +91,44 @@ fn the_only_gguf_of_a_repository_needs_no_file_name() {
     assert_eq!(server.requests(BLOB).len(), 1);
 }
 
+/// All files of a split model come, or the first, by which it is called, does not.
+#[test]
+fn a_split_model_appears_whole_or_not_at_all() {
+    const FIRST: &str = "q/m-00001-of-00002.gguf";
+    let home = tempfile::tempdir().unwrap();
+    let answer = |broken: bool| {
+        move |request: &Request, _: usize| match request.path.as_str() {
+            "/api/models/o/r/revision/main?blobs=true" => {
+                let file =
+                    |number| format!(r#"{{"rfilename":"q/m-{number:05}-of-00002.gguf","size":300000}}"#);
+                Reply::ok(format!(r#"{{"sha":"abc","siblings":[{},{}]}}"#, file(1), file(2)))
+            }
+            "/o/r/resolve/abc/q/m-00001-of-00002.gguf" => Reply::file(request, &content()),
+            "/o/r/resolve/abc/q/m-00002-of-00002.gguf" if !broken => Reply::file(request, &content()),
+            _ => Reply::status(404),
+        }
+    };
+    let pull = |server: &Server, extra: &[&str]| {
+        let name = format!("o/r/{FIRST}");
+        run(tandem(home.path()).args(["pull", &name]).args(extra).env("HF_ENDPOINT", server.url()))
+    };
+    assert_error(&pull(&Server::start(answer(true)), &[]), 1, "404");
+    assert_eq!(tree(&home.path().join("models")), [""; 0]);
+    let folder = home.path().join("models/hf/o/r/main/gguf");
+    for extra in [&[][..], &["--force"]] {
+        let good = pull(&Server::start(answer(false)), extra);
+        assert_eq!(stdout(&good).trim_end(), folder.join(FIRST).to_str().unwrap(), "{}", stderr(&good));
+        assert_eq!(tree(&folder), [FIRST, "q/m-00002-of-00002.gguf"]);
+        assert_eq!(tree(&home.path().join("downloads")), [""; 0]);
+    }
+    let listed = json(&run(tandem(home.path()).args(["pull", "--list", "--json"])));
+    assert_eq!(listed["cached"].as_array().unwrap().len(), 1, "{listed}");
+    assert_eq!(
+        [&listed["cached"][0]["name"], &listed["cached"][0]["bytes"]],
+        [&format!("hf:o/r@main/{FIRST}").into(), &serde_json::json!(600_000)]
+    );
+}
+
 #[test]
 fn a_dropped_connection_is_resumed_where_it_broke() {
     let home = tempfile::tempdir().unwrap();

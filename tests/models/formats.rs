@@ -7,7 +7,8 @@ use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 use tandem::model::formats::gguf::{Gguf, Value};
 use tandem::model::{
-    LoadedModel, Position, RopePairing, RopeScaling, export_gguf, export_hf_folder, load, validate,
+    LoadedModel, Position, RopePairing, RopeScaling, export_gguf, export_hf_folder, export_split_gguf, load,
+    validate,
 };
 use tandem::reference::dequant::dequantise;
 use tandem::rope::RopeTable;
@@ -71,6 +72,46 @@ fn every_type_of_weights_survives_gguf() {
         assert_eq!(t(&back).0, dtype);
         assert!(t(&m) == t(&back), "{dtype}: bytes of a tensor changed");
     }
+}
+
+/// Split into files, of which the last may be without tensors, and put together again.
+#[test]
+fn a_split_model_is_the_model() {
+    let m = synth("tiny-llama,dtype=q4_k,seed=5");
+    let dir = tempfile::tempdir().unwrap();
+    let one = dir.path().join("m.gguf");
+    fs::write(&one, export_gguf(&m).unwrap()).unwrap();
+    let whole = load(one.to_str().unwrap()).unwrap();
+    let tensors = Gguf::open(&one).unwrap().tensors.len();
+    for count in [2, 3, 7, tensors + 3] {
+        let first = export_split_gguf(&m, dir.path(), "m", count).unwrap();
+        let parts = load(first.to_str().unwrap()).unwrap_or_else(|e| panic!("{count} files: {e}"));
+        assert_eq!(parts.spec, whole.spec, "{count} files");
+        let bytes = |m: &LoadedModel| -> Vec<_> {
+            m.weights.iter().map(|(n, t)| (n.to_owned(), t.dtype, t.shape.clone(), t.data.to_vec())).collect()
+        };
+        assert!(bytes(&parts) == bytes(&whole), "{count} files: weights differ");
+        assert!(parts.weights.get("blk.1.ffn_down.weight").unwrap().data.is_mapped(), "zero copy");
+        let names = (1..=count).map(|i| dir.path().join(format!("m-{i:05}-of-{count:05}.gguf")));
+        let size: u64 = names.map(|path| fs::metadata(path).unwrap().len()).sum();
+        assert_eq!((parts.files.count, parts.files.bytes), (count, size));
+        let last = dir.path().join(format!("m-{count:05}-of-{count:05}.gguf"));
+        let said = open(&last).unwrap_err();
+        assert!(said.contains(&format!("give the first, m-00001-of-{count:05}.gguf")), "{said}");
+        fs::remove_file(&last).unwrap();
+        let said = open(&first).unwrap_err();
+        assert!(said.contains(last.to_str().unwrap()) && said.contains("missing"), "{said}");
+    }
+}
+
+/// A model without a name is called as its files are.
+#[test]
+fn a_split_model_without_a_name_is_called_by_its_files() {
+    let mut m = synth("tiny-llama,dtype=q8_0");
+    m.spec.name = String::new();
+    let dir = tempfile::tempdir().unwrap();
+    let first = export_split_gguf(&m, dir.path(), "some-model", 2).unwrap();
+    assert_eq!(load(first.to_str().unwrap()).unwrap().spec.name, "some-model");
 }
 
 #[test]
@@ -477,7 +518,8 @@ fn models_that_are_not_causal_are_refused_by_key() {
     let key = format!("{}.attention.causal", file.metadata["general.architecture"].as_str().unwrap());
     for (value, works) in [(Value::Bool(true), true), (Value::Bool(false), false), (Value::Uint(0), false)] {
         file.metadata.insert(key.clone(), value);
-        let copy = Gguf { version: 3, metadata: file.metadata.clone(), tensors: file.tensors.clone() };
+        let (metadata, tensors) = (file.metadata.clone(), file.tensors.clone());
+        let copy = Gguf { version: 3, metadata, tensors, files: file.files };
         let loaded = tandem::model::from_gguf(copy, "x.gguf".into()).map_err(|e| e.to_string());
         assert_eq!(loaded.is_ok(), works);
         assert!(loaded.err().is_none_or(|e| e.contains(&key)));

@@ -23,8 +23,8 @@ const FAMILIES: [&str; 8] = [
     "tiny-gemma3",
     "tiny-opt",
 ];
-const DTYPES: [&str; 11] =
-    ["f32", "bf16", "f16", "q8_0", "q4_0", "q4_k", "q6_k", "iq4_nl", "mxfp4", "iq4_xs", "q3_k"];
+const DTYPES: [&str; 12] =
+    ["f32", "bf16", "f16", "q8_0", "q4_0", "q4_k", "q6_k", "iq4_nl", "mxfp4", "iq4_xs", "q3_k", "q2_k"];
 
 /// Every family in bf16 and q4_k, every dtype in one family.
 fn models() -> Vec<(String, LoadedModel)> {

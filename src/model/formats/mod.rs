@@ -10,6 +10,15 @@ use std::path::Path;
 use crate::tensor::Bytes;
 use crate::{Error, Result};
 
+/// The files that hold a model's weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Files {
+    /// How many.
+    pub count: usize,
+    /// Their lengths together.
+    pub bytes: u64,
+}
+
 /// Maps a whole file, read only and shared with the page cache: the bytes of a model are never copied.
 ///
 /// # Errors

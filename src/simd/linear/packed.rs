@@ -13,6 +13,7 @@
 //! | q8_0 | d f16 [2] | | bytes [512], sign bit flipped |
 //! | q4_k | d f16, dmin f16, sc u8 [8], min u8 [8] | | nibbles [256] |
 //! | q5_k | d f16, dmin f16, sc u8 [8], min u8 [8] | masks [64] | nibbles [256] |
+//! | q2_k | d f16, dmin f16, sc (low) and min nibbles [16] | | pairs of bits [128] |
 //! | q3_k | d f16, 32 unused, sc i8 [16] | masks [64] | pairs of bits [128] |
 //! | iq4_nl | d f16 [2] | | nibbles [256] |
 //! | iq4_xs | d f16, 32 unused, sc i8 [8] | | nibbles [256] |
@@ -29,7 +30,7 @@
 //! elements a 64-bit mask, bit 4·row + i: the highest bit. *Pairs of bits*: two lines; the byte of element i
 //! of quad q has its upper two bits at 2·(q mod 4) of line q/4.
 //!
-//! Cost over the file's own layout: none for the 32-blocks with f16 scales, 5.9% for mxfp4, 5.5% for q3_k, 2.9% for iq4_xs, 2.8% for
+//! Cost over the file's own layout: none for the 32-blocks with f16 scales and q2_k, 5.9% for mxfp4, 5.5% for q3_k, 2.9% for iq4_xs, 2.8% for
 //! q4_k, 2.3% for q5_k, 1% for q6_k.
 
 use super::kernel::GROUP;
@@ -66,11 +67,13 @@ impl RecordLayout {
         let (record_k, scale_bytes) = match F::SCALES {
             Scales::Scale | Scales::PowerOfTwo => (64, 64),
             Scales::ScaleMin => (64, 128),
-            Scales::SuperMin => (256, 64 + 256),
+            Scales::SuperMin if nibble_scales::<F>() => (256, 64 + 256 / F::SUB * GROUP),
+            Scales::SuperMin => (256, 64 + 2 * (256 / F::SUB) * GROUP),
             Scales::SuperSigned => (256, 64 + 256 / F::SUB * GROUP),
         };
         let (high_bytes, code_bytes) = match F::BITS {
             8 => (0, 512),
+            2 => (0, 128),
             3 => (64, 128),
             bits => (64 * (bits as usize - 4), 256),
         };
@@ -96,6 +99,11 @@ impl RecordLayout {
     pub const fn group_bytes(self, k: usize) -> usize {
         k.div_ceil(self.record_k) * self.record_bytes
     }
+}
+
+/// Whether a sub-block's scale (low) and minimum (high) share a byte of the record.
+pub const fn nibble_scales<F: BlockFormat>() -> bool {
+    F::SUB_MAX < 16
 }
 
 /// A packed weight.
@@ -207,9 +215,15 @@ fn pack_block<F: BlockFormat>(r: usize, b: usize, block: &[u8], record: &mut [u8
         Scales::SuperMin => {
             put_half(0, s.d);
             put_half(32, s.m);
-            for sub in 0..8 {
-                record[64 + sub * 16 + r] = s.subs[sub];
-                record[192 + sub * 16 + r] = s.sub_mins[sub];
+            let subs = F::LEN / F::SUB;
+            for sub in 0..subs {
+                let (scale, min) = (s.subs[sub], s.sub_mins[sub]);
+                if nibble_scales::<F>() {
+                    record[64 + sub * 16 + r] = scale | min << 4;
+                } else {
+                    record[64 + sub * 16 + r] = scale;
+                    record[64 + (subs + sub) * 16 + r] = min;
+                }
             }
         }
         Scales::SuperSigned => {
@@ -232,7 +246,7 @@ fn pack_block<F: BlockFormat>(r: usize, b: usize, block: &[u8], record: &mut [u8
                 put(lines, l * 16 + r, pairs);
             }
         };
-        if F::BITS == 3 {
+        if F::BITS < 4 {
             put_pairs(low, 0);
         } else {
             (0..4).for_each(|j| put(low, j * 16 + r, (quad(j) & LOW) | (quad(j + 4) & LOW) << 4));

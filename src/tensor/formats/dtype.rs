@@ -36,11 +36,13 @@ pub enum DType {
     IQ4_XS,
     /// 256 elements, two levels of scales, 3 bits: `q3_k.rs`.
     Q3_K,
+    /// 256 elements, two levels of scales and minima, 2 bits: `q2_k.rs`.
+    Q2_K,
 }
 
 impl DType {
     /// All of them, for tests and benches.
-    pub const ALL: [DType; 15] = [
+    pub const ALL: [DType; 16] = [
         DType::F32,
         DType::F16,
         DType::BF16,
@@ -56,13 +58,15 @@ impl DType {
         DType::MXFP4,
         DType::IQ4_XS,
         DType::Q3_K,
+        DType::Q2_K,
     ];
 
     /// Those that store integer codes with scales.
-    pub const QUANTISED: [DType; 12] = [
+    pub const QUANTISED: [DType; 13] = [
         DType::IQ4_NL,
         DType::IQ4_XS,
         DType::MXFP4,
+        DType::Q2_K,
         DType::Q3_K,
         DType::Q4_0,
         DType::Q4_1,

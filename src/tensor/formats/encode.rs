@@ -145,9 +145,10 @@ mod tests {
             // Steps of 2/15 and 2/31 (range up to twice the magnitude).
             DType::Q4_1 => 1.0 / 15.0 + 3.0 / 1024.0,
             DType::Q5_1 => 1.0 / 31.0 + 3.0 / 1024.0,
-            // Half a step, and scale and minimum each off by half of 1/63 (over the full range of 2 and 1).
+            // Half a step, and scale and minimum each off by half of 1/63 (1/15) (over the full range of 2 and 1).
             DType::Q4_K => 1.0 / 15.0 + 1.0 / 63.0 + 0.5 / 63.0 + 4.0 / 1024.0,
             DType::Q5_K => 1.0 / 31.0 + 1.0 / 63.0 + 0.5 / 63.0 + 4.0 / 1024.0,
+            DType::Q2_K => 1.0 / 3.0 + 1.0 / 15.0 + 0.5 / 15.0 + 4.0 / 1024.0,
             // Half a step of 1/31, and a scale off by half of 1/127.
             DType::Q6_K => 0.5 / 31.0 + 0.5 / 127.0 + 2.0 / 1024.0,
             // Half a step of 1/3, and a scale off by half of 1/31.

@@ -13,6 +13,7 @@ mod iq4_nl;
 mod iq4_xs;
 mod mxfp4;
 mod parts;
+mod q2_k;
 mod q3_k;
 mod q4_0;
 mod q4_1;
@@ -29,6 +30,7 @@ use half::{bf16, f16};
 pub use iq4_nl::IQ4_NL;
 pub use iq4_xs::IQ4_XS;
 pub use mxfp4::MXFP4;
+pub use q2_k::Q2_K;
 pub use q3_k::Q3_K;
 pub use q4_0::Q4_0;
 pub use q4_1::Q4_1;
@@ -54,7 +56,7 @@ macro_rules! with_format {
     };
     ($dtype:expr, $F:ident => $body:expr) => {
         $crate::tensor::formats::with_format!(@ $dtype, $F => $body;
-            IQ4_NL IQ4_XS MXFP4 Q3_K Q4_0 Q4_1 Q4_K Q5_0 Q5_1 Q5_K Q6_K Q8_0)
+            IQ4_NL IQ4_XS MXFP4 Q2_K Q3_K Q4_0 Q4_1 Q4_K Q5_0 Q5_1 Q5_K Q6_K Q8_0)
     };
 }
 pub(crate) use with_format;
@@ -71,7 +73,7 @@ pub trait BlockFormat {
     const LEN: usize;
     /// Bytes of a block.
     const BYTES: usize;
-    /// Bits of a code: 3, 4, 5, 6 or 8.
+    /// Bits of a code: 2, 3, 4, 5, 6 or 8.
     const BITS: u32;
     /// What stands for a value of zero: the value of code `c` is `c - ZERO`, or `TABLE[c] - ZERO`. Zero in formats with minima.
     const ZERO: u8 = 0;

@@ -29,7 +29,7 @@ impl Format {
         }
     }
 
-    /// `None` where codes index a table or have three bits, for which there are no kernels.
+    /// `None` where codes index a table or have two or three bits, for which there are no kernels.
     const fn new<F: BlockFormat>() -> Option<Format> {
         if F::TABLE.is_some() || F::BITS < 4 {
             return None;
@@ -163,6 +163,7 @@ mod tests {
         assert_eq!(PackedLayout::new(DType::Q4_0, 16, 48), None);
         assert_eq!(PackedLayout::new(DType::Q4_K, 16, 128), None);
         assert_eq!(PackedLayout::new(DType::Q8_0, 0, 64), None);
+        assert_eq!(PackedLayout::new(DType::Q2_K, 16, 256), None);
         assert_eq!(PackedLayout::new(DType::Q3_K, 16, 256), None);
         assert_eq!(PackedLayout::new(DType::IQ4_XS, 16, 256), None);
         assert_eq!(PackedLayout::new(DType::MXFP4, 16, 256), None);

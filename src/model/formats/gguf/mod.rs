@@ -1,4 +1,4 @@
-//! GGUF v2/v3: one file with metadata and tensors, little endian.
+//! GGUF v2/v3: a file with metadata and tensors, little endian. A model may be [split](split) into several.
 //!
 //! ```text
 //! "GGUF" version:u32 n_tensors:u64 n_kv:u64
@@ -11,19 +11,23 @@
 //! what some thousand entries take.
 
 mod reader;
+mod split;
 mod value;
 pub(in crate::model) mod write;
 
+pub(crate) use split::PartName;
+pub(in crate::model) use split::metadata_of_part;
 pub use value::{Array, Metadata, Value};
 
 use std::collections::HashSet;
 use std::path::Path;
 
+use super::Files;
 use crate::tensor::{Bytes, DType, Tensor};
 use crate::{Error, Result};
 use reader::Reader;
 
-/// A parsed file. Tensors are views; nothing of their bytes has been read.
+/// A parsed file, or the files of a split model together. Tensors are views; nothing of their bytes has been read.
 #[derive(Debug)]
 pub struct Gguf {
     /// 2 or 3.
@@ -32,6 +36,8 @@ pub struct Gguf {
     pub metadata: Metadata,
     /// In file order. Shapes are outermost first.
     pub tensors: Vec<(String, Tensor)>,
+    /// How many files these are.
+    pub files: Files,
 }
 
 /// Most tensors and most keys: real files have thousands, and dozens. An entry takes several times the memory that it takes in
@@ -42,12 +48,21 @@ const MAX_ENTRIES: usize = 1 << 18;
 const DEFAULT_ALIGNMENT: u64 = 32;
 
 impl Gguf {
-    /// Maps and parses `path`.
+    /// Maps and parses `path`, and the files beside it that it is the first of.
     ///
     /// # Errors
-    /// If the file cannot be read, or [`Gguf::parse`] rejects it (the path is part of the message).
+    /// If a file is missing or cannot be read, [`Gguf::parse`] rejects it (the file is part of the message), or the files do
+    /// not belong together.
     pub fn open(path: &Path) -> Result<Gguf> {
-        Gguf::parse(super::map_file(path)?).map_err(|e| super::in_file(path, e))
+        Gguf::open_with(path, &mut super::map_file)
+    }
+
+    /// As [`Gguf::open`], of files whose bytes `read` has.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_with(path: &Path, read: &mut dyn FnMut(&Path) -> Result<Bytes>) -> Result<Gguf> {
+        split::open(path, read)
     }
 
     /// Parses the bytes of a whole file.
@@ -112,7 +127,7 @@ impl Gguf {
         if let Some(header) = bytes.slice(0, r.position()) {
             header.release_pages();
         }
-        Ok(Gguf { version, metadata, tensors })
+        Ok(Gguf { version, metadata, tensors, files: Files { count: 1, bytes: bytes.len() as u64 } })
     }
 }
 

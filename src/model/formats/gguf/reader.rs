@@ -176,7 +176,6 @@ pub fn ggml_type_name(id: u32) -> Option<&'static str> {
         4 => "q4_2",
         5 => "q4_3",
         9 => "q8_1",
-        10 => "q2_k",
         15 => "q8_k",
         16 => "iq2_xxs",
         17 => "iq2_xs",

@@ -117,7 +117,7 @@ fn hostile_headers_get_one_sentence() {
         (raw(0, 2, &[key(b"k", 7, &[1]), key(b"k", 7, &[1])].concat()), "k: metadata key appears twice"),
         (raw(0, 1, &key(b"general.alignment", 4, &3u32.to_le_bytes())), "power of two"),
         (with(info("t", &[32], 99, 0)), "t: ggml type 99 is not supported"),
-        (with(info("t", &[256], 10, 0)), "t: ggml type 10 (q2_k)"),
+        (with(info("t", &[256], 15, 0)), "t: ggml type 15 (q8_k)"),
         (with(info("t", &[33], 2, 0)), "rows of 33 elements"),
         (with(info("t", &[0], 0, 0)), "a dimension of 0"),
         (with(info("t", &[1, 1, 1, 1, 1], 0, 0)), "5 dimensions"),

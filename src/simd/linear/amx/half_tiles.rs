@@ -218,6 +218,7 @@ mod tests {
             DType::Q6_K => 128.0 * 32.0,
             DType::IQ4_XS => 32.0 * 128.0,
             DType::Q3_K => 32.0 * 4.0,
+            DType::Q2_K => 15.0 * (3.0 + 1.0),
             _ => 0.0,
         };
         (2f64.powi(-8) + 2f64.powi(-11)) * w.abs() + rounded * scale * 2f64.powi(-11) + 2f64.powi(-30)

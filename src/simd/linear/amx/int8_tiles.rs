@@ -53,7 +53,7 @@ struct Scratch {
     q: *mut i8,
     /// `[block][step][16]`.
     d: *mut f32,
-    /// `[block][step][16]`; written only for formats with offsets.
+    /// `[block][step][products][16]`; written only for formats with offsets.
     sums: *mut f32,
     /// `[slot][products]` B tiles.
     codes: *mut i8,
@@ -141,15 +141,19 @@ impl BlockProduct<'_> {
         unsafe {
             let c = self.scratch.c.add(I * products::<F>() * C_LEN).cast_const();
             let sum = |t: usize| c.add(t * 16).cast::<__m512i>();
-            let (d_x, s_x) = (self.d.add(step * ROWS), self.sums.wrapping_add(step * ROWS));
+            let (d_x, s_x) = (self.d.add(step * ROWS), self.sums.wrapping_add(step * products::<F>() * ROWS));
             let (d, m) = F::scales(w, b, 0);
             if F::HALVES {
-                let (d1, _) = F::scales(w, b, 1);
+                let (d1, m1) = F::scales(w, b, 1);
                 for t in 0..R {
                     let i0 = _mm512_cvtepi32_ps(sum(t).read());
                     let i1 = _mm512_cvtepi32_ps(sum(t + 16).read());
                     let both = _mm512_fmadd_ps(i0, d, _mm512_mul_ps(i1, d1));
                     acc[t] = _mm512_fmadd_ps(both, _mm512_set1_ps(*d_x.add(t)), acc[t]);
+                    if F::ZERO_LOG2.is_none() {
+                        acc[t] = _mm512_fmadd_ps(m, _mm512_set1_ps(*s_x.add(t)), acc[t]);
+                        acc[t] = _mm512_fmadd_ps(m1, _mm512_set1_ps(*s_x.add(ROWS + t)), acc[t]);
+                    }
                 }
             } else {
                 for t in 0..R {
@@ -234,15 +238,7 @@ const fn products<F: Format>() -> usize {
 /// # Safety
 /// The rows exist and have `steps` blocks of 32; the scratch has this block. AVX.
 #[inline(always)]
-unsafe fn pack(
-    x: X,
-    first: usize,
-    rows: usize,
-    steps: usize,
-    block: usize,
-    scratch: &Scratch,
-    offsets: bool,
-) {
+unsafe fn pack<F: Format>(x: X, first: usize, rows: usize, steps: usize, block: usize, scratch: &Scratch) {
     // SAFETY: as promised: 512 bytes and 16 scales of each step.
     unsafe {
         let x = x.row(first);
@@ -252,8 +248,14 @@ unsafe fn pack(
                 let from = x.q.add(t * x.stride + s * TILE_K).cast::<__m256i>();
                 q.add((s * ROWS + t) * TILE_K).cast::<__m256i>().write_unaligned(from.read_unaligned());
                 *scratch.d.add(at + s * ROWS + t) = *x.d.add(t * x.stride / 32 + s);
-                if offsets {
-                    *scratch.sums.add(at + s * ROWS + t) = *x.sum32.add(t * x.stride / 32 + s);
+                let sums = scratch.sums.wrapping_add((at + s * ROWS) * products::<F>() + t);
+                if F::ZERO_LOG2.is_some() {
+                    continue;
+                } else if F::HALVES {
+                    let from = x.sum16.add(t * x.stride / 16 + s * 2);
+                    (*sums, *sums.add(ROWS)) = (*from, *from.add(1));
+                } else {
+                    *sums = *x.sum32.add(t * x.stride / 32 + s);
                 }
             }
         }
@@ -291,20 +293,21 @@ unsafe fn run<F: Format>(call: Call<'_>) {
     let (q, d) = (pass * steps * ROWS * TILE_K, pass * steps * ROWS * size_of::<f32>());
     let codes = slots * products::<F>() * B_BYTES;
     let c = IN_FLIGHT * products::<F>() * C_LEN * size_of::<i32>();
-    scratch::with(q + 2 * d + codes + c, |base| {
+    let sums = d * products::<F>();
+    scratch::with(q + d + sums + codes + c, |base| {
         let at = |bytes: usize| base.wrapping_add(bytes);
         let scratch = Scratch {
             q: base.cast(),
             d: at(q).cast(),
             sums: at(q + d).cast(),
-            codes: at(q + 2 * d).cast(),
+            codes: at(q + d + sums).cast(),
             slots,
-            c: at(q + 2 * d + codes).cast(),
+            c: at(q + d + sums + codes).cast(),
         };
         // SAFETY: the scratch is as large as these say. The scales of missing rows and the unused halves of B tiles are
         // zero. The shapes of blocks of `rows` are loaded; the rest is the caller's contract.
         unsafe {
-            scratch.d.write_bytes(0, 2 * d / size_of::<f32>());
+            scratch.d.write_bytes(0, (d + sums) / size_of::<f32>());
             scratch.codes.write_bytes(0, codes);
             groups::<F>(call, steps, &scratch);
         }
@@ -325,7 +328,7 @@ unsafe fn groups<F: Format>(call: Call<'_>, steps: usize, scratch: &Scratch) {
         let row = |block: usize| (block * rows).min(m - rows);
         for block in pass.clone() {
             // SAFETY: `rows` rows from there on are among the `m`; `pass` blocks fit the scratch.
-            unsafe { pack(x, row(block), rows, steps, block - first, scratch, F::ZERO_LOG2.is_none()) };
+            unsafe { pack::<F>(x, row(block), rows, steps, block - first, scratch) };
         }
         for (g, w) in w.chunks_exact(group_bytes).enumerate() {
             let lanes = (n - g * GROUP).min(GROUP);
@@ -337,7 +340,7 @@ unsafe fn groups<F: Format>(call: Call<'_>, steps: usize, scratch: &Scratch) {
                     rows,
                     q: scratch.q.wrapping_add(at * TILE_K),
                     d: scratch.d.wrapping_add(at),
-                    sums: scratch.sums.wrapping_add(at),
+                    sums: scratch.sums.wrapping_add(at * products::<F>()),
                     scratch,
                     make: (block == first).then_some(ahead),
                     out: out.wrapping_add(row(block) * ldo + g * GROUP),

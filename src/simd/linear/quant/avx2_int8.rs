@@ -12,7 +12,7 @@
 use std::arch::x86_64::*;
 
 use super::super::kernel::{Form, GROUP, LinearKernel, Work};
-use super::super::packed::RecordLayout;
+use super::super::packed::{RecordLayout, nibble_scales};
 use super::X;
 use crate::tensor::formats::{BlockFormat, Scales, with_format};
 
@@ -49,6 +49,17 @@ unsafe fn unsigned8(p: *const u8) -> __m256 {
 unsafe fn signed8(p: *const u8) -> __m256 {
     // SAFETY: as above.
     unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) }
+}
+
+/// The low and the high nibbles of eight bytes (a row each) to f32.
+#[inline(always)]
+unsafe fn nibbles8(p: *const u8) -> (__m256, __m256) {
+    // SAFETY: the caller's record holds 8 bytes here.
+    unsafe {
+        let both = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
+        let low = _mm256_and_si256(both, _mm256_set1_epi32(15));
+        (_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(both)))
+    }
 }
 
 /// One line of nibbles (rows `8h..8h+8`): quads j and j + 4.
@@ -114,7 +125,7 @@ unsafe fn low_pair(p: *const u8, q: usize, h: usize) -> __m256i {
     }
 }
 
-/// Scale and offset of one half of a block, a row per lane (equal for both halves but for q6_k).
+/// Scale and offset of one half of a block, a row per lane (equal for both halves where they share a scale).
 type Scale = (__m256, __m256);
 
 /// Scales of block `b` of the record at `w` for rows `8h..8h+8`.
@@ -129,9 +140,20 @@ unsafe fn scales<F: BlockFormat>(w: *const u8, b: usize, h: usize) -> [Scale; 2]
                 return [(half8(w.add(b * 32 + h * 16)), half8(w.add(64 + b * 32 + h * 16))); 2];
             }
             Scales::SuperMin => {
-                let d = _mm256_mul_ps(half8(w.add(h * 16)), unsigned8(w.add(64 + b * 16 + h * 8)));
-                let m = _mm256_mul_ps(half8(w.add(32 + h * 16)), unsigned8(w.add(192 + b * 16 + h * 8)));
-                return [(d, _mm256_sub_ps(_mm256_setzero_ps(), m)); 2];
+                let (d, dmin) = (half8(w.add(h * 16)), half8(w.add(32 + h * 16)));
+                let (each, at) = (32 / F::SUB, w.add(64 + h * 8));
+                let mut both = [(d, dmin); 2];
+                for half in 0..each {
+                    let sub = b * each + half;
+                    let (scale, min) = if nibble_scales::<F>() {
+                        nibbles8(at.add(sub * 16))
+                    } else {
+                        (unsigned8(at.add(sub * 16)), unsigned8(at.add((256 / F::SUB + sub) * 16)))
+                    };
+                    let m = _mm256_sub_ps(_mm256_setzero_ps(), _mm256_mul_ps(dmin, min));
+                    both[half] = (_mm256_mul_ps(d, scale), m);
+                }
+                return [both[0], both[each - 1]];
             }
             Scales::SuperSigned => {
                 let (d, each) = (half8(w.add(h * 16)), 32 / F::SUB);
@@ -160,6 +182,9 @@ unsafe fn quads<F: BlockFormat>(high: *const u8, at: *const u8, j: usize, h: usi
             let (lo, hi) = (line(at.add(j * 64 + h * 32)), line(at.add((j + 4) * 64 + h * 32)));
             return [_mm256_xor_si256(lo, flip), _mm256_xor_si256(hi, flip)];
         }
+        if F::BITS == 2 {
+            return [low_pair(at, j, h), low_pair(at.add(64), j, h)];
+        }
         if F::BITS == 3 {
             let lo = _mm256_or_si256(low_pair(at, j, h), highest::<4>(high, j, h));
             let hi = _mm256_or_si256(low_pair(at.add(64), j, h), highest::<4>(high, j + 4, h));
@@ -181,10 +206,10 @@ unsafe fn quads<F: BlockFormat>(high: *const u8, at: *const u8, j: usize, h: usi
 }
 
 /// Lines of codes whose 16-bit sums cannot overflow together: the products of a pair are at most 2 · 128 · the largest
-/// code (7, 15, 31, 63), and a line is two of them (for 3 and 6 bits one in each half's sum). Signed bytes fill 16 bits alone.
+/// code (3, 7, 15, 31, 63), and a line is two of them (for 2, 3 and 6 bits one in each half's sum). Signed bytes fill 16 bits alone.
 const fn lines_per_sum<F: BlockFormat>() -> usize {
     match F::BITS {
-        3 | 4 => 4,
+        2..=4 => 4,
         5 | 6 => 2,
         _ => 1,
     }
@@ -253,7 +278,7 @@ unsafe fn tile<F: BlockFormat, const MT: usize, const H: usize>(
 }
 
 /// The integer sums of block `b` against MT tokens whose activations begin at `x`: the whole block's in the first
-/// place, or for q6_k those of each half. A line of codes is kept for MT tokens only, so that it fits the 16 registers
+/// place, or those of each half where it has its own scale. A line of codes is kept for MT tokens only, so that it fits the 16 registers
 /// together with sums and accumulators.
 #[inline(always)]
 unsafe fn block_sums<F: BlockFormat, const MT: usize, const H: usize>(

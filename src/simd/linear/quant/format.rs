@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::packed::RecordLayout;
+use super::super::packed::{RecordLayout, nibble_scales};
 use crate::tensor::formats::{BlockFormat, Scales};
 
 /// How a packed record of a block format is read. `b` counts the blocks of 32 in a record.
@@ -41,6 +41,7 @@ impl<F: BlockFormat> Format for F {
                     None => nibbles(codes),
                 },
                 5 => with_bits::<16>(nibbles(codes), high),
+                2 => low_pairs(codes),
                 3 => with_bits::<4>(low_pairs(codes), high),
                 6 => pairs(nibbles(codes), high),
                 _ => bytes(codes),
@@ -57,10 +58,16 @@ impl<F: BlockFormat> Format for F {
                 Scales::PowerOfTwo => wide16(w.add(b * 32)),
                 Scales::ScaleMin => return (half16(w.add(b * 32)), half16(w.add(64 + b * 32))),
                 Scales::SuperMin => {
-                    let d = _mm512_mul_ps(half16(w), bytes16(w.add(64 + b * 16)));
+                    let (sub, at) = (b * (32 / F::SUB) + h, w.add(64));
+                    let (d, min) = if nibble_scales::<F>() {
+                        nibbles16(at.add(sub * 16))
+                    } else {
+                        (bytes16(at.add(sub * 16)), bytes16(at.add((256 / F::SUB + sub) * 16)))
+                    };
+                    let d = _mm512_mul_ps(half16(w), d);
                     // Negated before the multiplication, once for all blocks of the record.
                     let dmin = _mm512_sub_ps(_mm512_setzero_ps(), half16(w.add(32)));
-                    return (d, _mm512_mul_ps(dmin, bytes16(w.add(192 + b * 16))));
+                    return (d, _mm512_mul_ps(dmin, min));
                 }
                 Scales::SuperSigned => {
                     let sub = _mm_loadu_si128(w.add(64 + (b * (32 / F::SUB) + h) * 16).cast());
@@ -160,6 +167,17 @@ unsafe fn low_pairs(p: *const u8) -> [__m512i; 8] {
 unsafe fn bytes16(p: *const u8) -> __m512 {
     // SAFETY: the caller's record holds 16 bytes here.
     unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))) }
+}
+
+/// The low and the high nibbles of 16 bytes (a row each) to f32.
+#[inline(always)]
+unsafe fn nibbles16(p: *const u8) -> (__m512, __m512) {
+    // SAFETY: the caller's record holds 16 bytes here.
+    unsafe {
+        let both = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
+        let low = _mm512_and_si512(both, _mm512_set1_epi32(15));
+        (_mm512_cvtepi32_ps(low), _mm512_cvtepi32_ps(_mm512_srli_epi32::<4>(both)))
+    }
 }
 
 /// Adds the fifth and sixth bits of codes.

@@ -88,9 +88,8 @@ unsafe fn tile<F: Format, const MT: usize, const AHEAD: bool>(
                 let codes = F::codes(w, b);
                 let at = r * blocks + b;
                 if F::HALVES {
-                    const { assert!(!F::HALVES || F::ZERO_LOG2.is_some()) };
-                    let (d0, _) = F::scales(w, b, 0);
-                    let (d1, _) = F::scales(w, b, 1);
+                    let (d0, m0) = F::scales(w, b, 0);
+                    let (d1, m1) = F::scales(w, b, 1);
                     for t in 0..MT {
                         let q = x.q.add(t * x.stride + at * 32);
                         let dx = _mm512_set1_ps(*x.d.add(t * x.stride / 32 + at));
@@ -99,6 +98,11 @@ unsafe fn tile<F: Format, const MT: usize, const AHEAD: bool>(
                         let i1 = _mm512_cvtepi32_ps(dot::<4, 8>(&codes, q, start::<F>(minus.add(1))));
                         let both = _mm512_fmadd_ps(i0, d0, _mm512_mul_ps(i1, d1));
                         acc[t] = _mm512_fmadd_ps(both, dx, acc[t]);
+                        if F::ZERO_LOG2.is_none() {
+                            let s = x.sum16.add(t * x.stride / 16 + at * 2);
+                            acc[t] = _mm512_fmadd_ps(m0, _mm512_set1_ps(*s), acc[t]);
+                            acc[t] = _mm512_fmadd_ps(m1, _mm512_set1_ps(*s.add(1)), acc[t]);
+                        }
                     }
                 } else {
                     let (d, m) = F::scales(w, b, 0);
@@ -217,14 +221,19 @@ unsafe fn wide<F: Format, const G: usize, const MT: usize>(
                     quad::<F, G, MT, 6>(w, group_bytes, b, q, x.stride, &mut sums);
                     quad::<F, G, MT, 7>(w, group_bytes, b, q, x.stride, &mut sums);
                     for g in 0..G {
-                        let (d0, _) = F::scales(w.add(g * group_bytes), b, 0);
-                        let (d1, _) = F::scales(w.add(g * group_bytes), b, 1);
+                        let (d0, m0) = F::scales(w.add(g * group_bytes), b, 0);
+                        let (d1, m1) = F::scales(w.add(g * group_bytes), b, 1);
                         for t in 0..MT {
                             let dx = _mm512_set1_ps(*x.d.add(t * x.stride / 32 + at));
                             let i0 = _mm512_cvtepi32_ps(first[g][t]);
                             let i1 = _mm512_cvtepi32_ps(sums[g][t]);
                             let both = _mm512_fmadd_ps(i0, d0, _mm512_mul_ps(i1, d1));
                             acc[g][t] = _mm512_fmadd_ps(both, dx, acc[g][t]);
+                            if F::ZERO_LOG2.is_none() {
+                                let s = x.sum16.add(t * x.stride / 16 + at * 2);
+                                acc[g][t] = _mm512_fmadd_ps(m0, _mm512_set1_ps(*s), acc[g][t]);
+                                acc[g][t] = _mm512_fmadd_ps(m1, _mm512_set1_ps(*s.add(1)), acc[g][t]);
+                            }
                         }
                     }
                 } else {
