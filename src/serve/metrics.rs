@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::app::App;
+use crate::engine::Status;
 
 /// Upper bounds of the histograms' buckets, in seconds: from one step of a small model to a minute.
 const BOUNDS: [f64; 16] =
@@ -84,39 +84,36 @@ impl Metrics {
         self.whole.observe(whole);
     }
 
-    /// All of them, and those of the engine.
-    pub fn text(app: &App) -> String {
-        let (mut out, metrics) = (String::new(), &app.metrics);
-        let out = &mut out;
+    /// All of them, and those of the engine: its status, and how many places of the queue are taken.
+    pub fn text(&self, ready: bool, loaded: Option<(Status, usize)>) -> String {
+        let mut text = String::new();
+        let out = &mut text;
         head(out, "tandem_build_info", "The version.", "gauge");
         let _ = writeln!(out, "tandem_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"));
-        let loaded = app.loaded.get();
-        let ready = u8::from(loaded.is_some() && !app.is_draining());
-        one(out, "tandem_ready", "Whether the model is loaded and requests are taken.", "gauge", ready);
+        let help = "Whether the model is loaded and requests are taken.";
+        one(out, "tandem_ready", help, "gauge", u8::from(ready));
         head(out, "tandem_http_requests_total", "Requests answered (499: the client went away).", "counter");
-        for ((path, status), n) in metrics.requests.lock().expect("no panic holds it").iter() {
+        for ((path, status), n) in self.requests.lock().expect("no panic holds it").iter() {
             let _ = writeln!(out, "tandem_http_requests_total{{path=\"{path}\",status=\"{status}\"}} {n}");
         }
-        let prompt = metrics.prompt_tokens.load(Ordering::Relaxed);
+        let prompt = self.prompt_tokens.load(Ordering::Relaxed);
         one(out, "tandem_prompt_tokens_total", "Tokens of prompts of ended requests.", "counter", prompt);
-        let tokens = metrics.tokens.load(Ordering::Relaxed);
+        let tokens = self.tokens.load(Ordering::Relaxed);
         one(out, "tandem_generation_tokens_total", "Tokens of answers of ended requests.", "counter", tokens);
         let help = "From a request's arrival to an answer's first token.";
-        metrics.first.write(out, "tandem_time_to_first_token_seconds", help);
+        self.first.write(out, "tandem_time_to_first_token_seconds", help);
         let help = "Mean time between an answer's tokens.";
-        metrics.between.write(out, "tandem_time_per_output_token_seconds", help);
+        self.between.write(out, "tandem_time_per_output_token_seconds", help);
         let help = "From a request's arrival to an answer's end.";
-        metrics.whole.write(out, "tandem_request_duration_seconds", help);
-        if let Some(loaded) = loaded {
-            let status = loaded.model.client.status();
-            let places = loaded.places.available_permits();
-            engine(out, &status, loaded.most - places);
+        self.whole.write(out, "tandem_request_duration_seconds", help);
+        if let Some((status, places)) = loaded {
+            engine(out, &status, places);
         }
-        std::mem::take(out)
+        text
     }
 }
 
-fn engine(out: &mut String, status: &crate::engine::Status, places: usize) {
+fn engine(out: &mut String, status: &Status, places: usize) {
     head(out, "tandem_strategy_info", "The strategy that schedules the requests.", "gauge");
     let _ = writeln!(out, "tandem_strategy_info{{strategy=\"{}\"}} 1", status.strategy);
     let (waiting, running) = status.load;

@@ -69,3 +69,55 @@ impl AsyncWrite for Socket {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both ends of a connection.
+    async fn pair(patience: Duration) -> (Socket, TcpStream) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (client, accepted) =
+            tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
+        (Socket::new(accepted.unwrap().0, patience), client.unwrap())
+    }
+
+    async fn write(socket: &mut Socket, mut left: usize) -> Result<()> {
+        let bytes = vec![1; 1 << 20];
+        while left > 0 {
+            let some = &bytes[..left.min(bytes.len())];
+            left -= std::future::poll_fn(|cx| Pin::new(&mut *socket).poll_write(cx, some)).await?;
+        }
+        Ok(())
+    }
+
+    fn run(test: impl Future<Output = ()>) {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
+    }
+
+    #[test]
+    fn a_client_that_does_not_read_is_cut_off() {
+        run(async {
+            let (mut server, client) = pair(Duration::from_millis(50)).await;
+            // Far more than the system's buffers hold.
+            let error = write(&mut server, 256 << 20).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::TimedOut);
+            drop(client);
+        });
+    }
+
+    #[test]
+    fn a_client_that_reads_slowly_is_not() {
+        run(async {
+            let (mut server, client) = pair(Duration::from_secs(5)).await;
+            let sent = 32 << 20;
+            let writes = tokio::spawn(async move { write(&mut server, sent).await });
+            let (mut bytes, mut got) = (vec![0; 1 << 20], 0);
+            while got < sent {
+                client.readable().await.unwrap();
+                got += client.try_read(&mut bytes).unwrap_or(0);
+            }
+            writes.await.unwrap().unwrap();
+        });
+    }
+}

@@ -5,9 +5,10 @@ use std::net::TcpStream;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::support::command::{assert_error, run, tandem};
+use crate::support::command::{assert_error, json as json_of, run, tandem};
+use crate::support::models;
 
 /// Waiting for so long is a failure.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -19,10 +20,12 @@ struct Serving {
 
 impl Serving {
     fn start(home: &std::path::Path, args: &[&str]) -> Serving {
+        Serving::of("synth:tiny-llama", home, args)
+    }
+
+    fn of(model: &str, home: &std::path::Path, args: &[&str]) -> Serving {
         let mut command = tandem(home);
-        command
-            .args(["serve", "-m", "synth:tiny-llama", "--device", "cpu", "--port", "0", "--json"])
-            .args(args);
+        command.args(["serve", "-m", model, "--device", "cpu", "--port", "0", "--json"]).args(args);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -84,12 +87,11 @@ fn answer(mut stream: TcpStream) -> String {
 fn it_answers_and_a_signal_lets_it_finish() {
     let home = tempfile::tempdir().unwrap();
     for signal in [libc::SIGTERM, libc::SIGINT] {
-        let serving = Serving::start(home.path(), &["--served-name", "tiny", "--sequences", "2"]);
+        let serving = Serving::start(home.path(), &["--served-name", "tiny", "--drain-seconds", "600"]);
         serving.wait_until_ready();
         let whole = answer(serving.post("/v1/completions", r#"{"prompt": "secret", "max_tokens": 4}"#));
         assert!(whole.starts_with("HTTP/1.1 200") && whole.contains("\"model\":\"tiny\""), "{whole}");
-        let stream =
-            serving.post("/v1/completions", r#"{"prompt": "ab", "max_tokens": 400, "stream": true}"#);
+        let stream = serving.post("/v1/completions", r#"{"prompt": "ab", "max_tokens": 60, "stream": true}"#);
         let mut lines = BufReader::new(stream);
         let mut text = String::new();
         while !text.contains("data: {") {
@@ -165,4 +167,54 @@ fn what_cannot_be_served_is_an_error() {
     assert_error(&serve(&["--port", "0", "--api-key-file", keys.to_str().unwrap()]), 2, "no key");
     let output = serve(&["-m", "synth:nosuch", "--port", "0"]);
     assert_error(&output, 2, "nosuch");
+}
+
+/// The JSON of an answer.
+fn body(answer: &str) -> Value {
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+    serde_json::from_str(body).unwrap()
+}
+
+/// The events of a stream, whose chunks hold whole lines.
+fn events(answer: &str) -> Vec<Value> {
+    let data = answer.lines().filter_map(|line| line.strip_prefix("data: "));
+    data.take_while(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()
+}
+
+/// A tokenizer, a chat template in its sandbox, characters of several tokens.
+#[test]
+fn a_real_model_answers_as_generate_does() {
+    let Some(path) = models::smollm2() else { return };
+    let path = path.to_str().unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let serving = Serving::of(path, home.path(), &["--ctx", "256", "--sequences", "2"]);
+    serving.wait_until_ready();
+    let generate = ["generate", "-m", path, "--device", "cpu", "--json", "--temp", "0", "-n", "12"];
+    for role in ["system", "developer"] {
+        let system = ["--system", "Answer in one word.", "Capital of France?"];
+        let alone = json_of(&run(tandem(home.path()).args(generate).args(system)));
+        let messages =
+            json!([{ "role": role, "content": system[1] }, { "role": "user", "content": system[2] }]);
+        let mut asked = json!({ "messages": messages, "temperature": 0, "max_tokens": 12 });
+        let whole = body(&answer(serving.post("/v1/chat/completions", &asked.to_string())));
+        assert_eq!(whole["choices"][0]["message"]["content"], alone["text"]);
+        assert_eq!(whole["choices"][0]["finish_reason"], alone["finish_reason"]);
+        assert_eq!(whole["usage"]["prompt_tokens"], alone["prompt_tokens"]);
+        asked["stream"] = true.into();
+        let streamed = events(&answer(serving.post("/v1/chat/completions", &asked.to_string())));
+        let parts = streamed.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str());
+        assert_eq!(alone["text"], parts.collect::<String>());
+    }
+    // A rocket has several tokens: no event has a part of one.
+    let rockets = json!({ "prompt": "🚀🚀🚀🚀🚀🚀🚀🚀", "max_tokens": 24, "temperature": 0, "stream": true, "logprobs": 1 });
+    let streamed = events(&answer(serving.post("/v1/completions", &rockets.to_string())));
+    let parts: Vec<&str> = streamed.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect();
+    assert!(parts.iter().filter(|part| part.contains('🚀')).count() > 1, "{parts:?}");
+    assert!(parts[..parts.len() - 2].iter().all(|part| !part.contains('\u{fffd}')), "{parts:?}");
+    let bad = json!({ "messages": [{ "role": "user", "content": "x ".repeat(300) }] });
+    let refused = answer(serving.post("/v1/chat/completions", &bad.to_string()));
+    assert!(refused.starts_with("HTTP/1.1 400") && refused.contains("\"n_ctx\":256"), "{refused}");
+    serving.signal(libc::SIGTERM);
+    assert_eq!(serving.end().0, Some(0));
 }

@@ -229,15 +229,11 @@ impl Served {
     /// A connection, with a request already sent.
     pub fn send(&self, path: &str, body: &Value) -> TcpStream {
         let stream = self.connect();
-        self.send_on(&stream, path, body);
-        stream
-    }
-
-    pub fn send_on(&self, mut stream: &TcpStream, path: &str, body: &Value) {
         let text = body.to_string();
         let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n");
         let length = format!("Content-Length: {}\r\n\r\n{text}", text.len());
-        stream.write_all(format!("{head}{length}").as_bytes()).unwrap();
+        (&stream).write_all(format!("{head}{length}").as_bytes()).unwrap();
+        stream
     }
 
     pub fn connect(&self) -> TcpStream {

@@ -7,10 +7,15 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 
 use crate::serve::app::App;
-use crate::serve::metrics::Metrics;
 
 pub(super) const PATH: &str = "/metrics";
 
 pub(super) async fn run(State(app): State<Arc<App>>) -> impl IntoResponse {
-    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], Metrics::text(&app))
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text(&app))
+}
+
+fn text(app: &App) -> String {
+    let loaded = app.loaded.get();
+    let engine = loaded.map(|l| (l.model.client.status(), l.most - l.places.available_permits()));
+    app.metrics.text(loaded.is_some() && !app.is_draining(), engine)
 }
