@@ -184,7 +184,14 @@ fn three_hundred_streams_at_a_time() {
 }
 
 #[test]
-#[ignore = "a minute without optimisation; needs some 2100 descriptors"]
 fn a_thousand_streams_at_a_time() {
+    // Both ends of every connection are in this process, which may raise its limit up to the hard one.
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: getrlimit writes one rlimit through the pointer to one, and nothing else.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0;
+    if !known || limit.rlim_max < 2200 {
+        println!("SKIPPED: a process may have {} descriptors, 2200 are needed", limit.rlim_max);
+        return;
+    }
     many(1000, 6);
 }
