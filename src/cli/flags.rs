@@ -5,7 +5,7 @@ const RENAMED: [(&str, &str); 3] =
     [("context", "--ctx"), ("temperature", "--temp"), ("learns_lengths", "--lengths")];
 
 /// Names whose flag is the same word, with dashes.
-const SAME: [&str; 25] = [
+const SAME: [&str; 29] = [
     "boundary",
     "chunk",
     "cohorts",
@@ -15,18 +15,22 @@ const SAME: [&str; 25] = [
     "frequency_penalty",
     "gpu_memory",
     "hardware",
+    "host",
     "kv_pages",
     "kv_type",
     "limit",
     "min_p",
     "pinned",
     "policy",
+    "port",
     "presence_penalty",
     "rate",
+    "raw",
     "repeat_last_n",
     "repeat_penalty",
     "spec",
     "strategy",
+    "system",
     "threads",
     "top_k",
     "top_p",

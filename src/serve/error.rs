@@ -46,7 +46,7 @@ impl ApiError {
     /// A prompt that does not fit.
     pub fn too_long(param: &str, tokens: usize, context: usize) -> ApiError {
         let message = format!(
-            "this prompt has {tokens} tokens, the context has {context}; shorten it, or start the server with a larger --ctx"
+            "this prompt has {tokens} tokens, the context has {context}; shorten it, or start the server with a larger context"
         );
         ApiError {
             code: Some("context_length_exceeded"),

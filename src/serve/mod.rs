@@ -85,7 +85,7 @@ impl Server {
         let runtime = builder.enable_all().build().map_err(refused)?;
         let (host, port) = (options.host.clone(), options.port);
         let taken =
-            |e: std::io::Error| Error::Run(format!("{host}:{port}: {e}; choose another --host or --port"));
+            |e: std::io::Error| Error::Run(format!("{host}:{port}: {e}; choose another `host` or `port`"));
         let bound = runtime.block_on(TcpListener::bind((host.as_str(), port))).map_err(taken)?;
         let address = bound.local_addr().map_err(refused)?;
         let app = Arc::new(App::new(options));

@@ -166,7 +166,7 @@ impl Chat {
         let ids = |(text, refused): (Result<String>, Option<Error>)| {
             let text = refused.map_or(text, Err)?;
             if text.is_empty() {
-                return Err(Error::format("chat template", "renders nothing; use --raw to do without it"));
+                return Err(Error::format("chat template", "renders nothing; use `raw` to do without it"));
             }
             match &self.tokenizer {
                 Some(t) => self.checked(t.encode_chat(&text)?),
@@ -178,7 +178,7 @@ impl Chat {
 
     fn without_template(&self, conversation: &Conversation) -> Result<Vec<u32>> {
         let needs_one = [
-            ("--system", self.system.is_some()),
+            ("`system`", self.system.is_some()),
             ("tools", conversation.tools.is_some()),
             ("documents", conversation.documents.is_some()),
             ("continue_final_message", conversation.continue_final_message),

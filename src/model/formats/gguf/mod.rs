@@ -1,4 +1,4 @@
-//! GGUF v2/v3: a file with metadata and tensors, little endian. A model may be [split](split) into several.
+//! GGUF v2/v3: a file with metadata and tensors, little endian. A model may be [split] into several.
 //!
 //! ```text
 //! "GGUF" version:u32 n_tensors:u64 n_kv:u64
