@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tandem::engine::{Batcher, Engine, Event, Finish, Request, Token};
 use tandem::open::{Demand, Model};
-use tandem::text::{Chat, Conversation, Ending, Message, Sampler, Tokenizer};
+use tandem::text::{Chat, Conversation, Message, Sampler, Tokenizer};
 use tandem::{Error, atomic_file};
 
 use self::variables::VariableArgs;
@@ -102,9 +102,7 @@ pub(super) fn chat(
     system: Option<&str>,
     variables: &VariableArgs,
 ) -> Chat {
-    let template = opened.loaded.chat_template.as_deref();
-    let chat = Chat::new(tokenizer, template, opened.loaded.spec.vocab);
-    chat.with_system(system).with_variables(variables.all())
+    opened.chat(tokenizer).with_system(system).with_variables(variables.all())
 }
 
 /// The tokens of conversations; reports what has no effect on them.
@@ -173,12 +171,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     progress::detail(&format!("sampling: {sampling}"));
     let tokenizer = opened.tokenizer()?.map(Arc::new);
     let lists = args.sampling.lists(&opened.loaded.sampling, &opened.loaded.eos_ids);
-    let ending = Ending {
-        tokens: ends(tokenizer.as_deref()),
-        stop: if args.stop.is_empty() { lists.stop.clone() } else { args.stop.clone() },
-        min_tokens: lists.min_tokens,
-        ..Ending::default()
-    };
+    let mut ending = lists.ending(tokenizer.as_deref());
+    if !args.stop.is_empty() {
+        ending.stop = args.stop.clone();
+    }
     lists.put(&mut sampling.params);
     ending.withhold(&mut sampling.params);
     // Checked before the model is loaded.

@@ -58,15 +58,11 @@ pub fn scheduled(
 ) -> Result<(Scheduled, Notices)> {
     let parallel = parallel.map(|n| n as usize);
     let scheduled = model.scheduled(&args.settings(), needs, parallel, &Stderr::default())?;
-    let details = match &scheduled.placed {
-        Some(placed) => {
-            Told(&placed.decision).tell();
-            &placed.details[..]
-        }
-        None => &[],
-    };
+    if let Some(decision) = &scheduled.decision {
+        Told(decision).tell();
+    }
     scheduled.notes.iter().for_each(|note| progress::note(note));
-    details.iter().for_each(|detail| progress::detail(detail));
+    scheduled.details.iter().for_each(|detail| progress::detail(detail));
     let notices = Notices(scheduled.runtime.clone());
     Ok((scheduled, notices))
 }

@@ -6,7 +6,7 @@ use serde_json::json;
 use tandem::model::{
     MIN_P_RANGE, PENALTY_RANGE, REPEAT_PENALTY_RANGE, SamplingDefaults, TEMPERATURE_RANGE, TOP_P_RANGE,
 };
-use tandem::text::SamplerParams;
+use tandem::text::{Ending, SamplerParams, Tokenizer};
 
 use super::args::real;
 
@@ -147,6 +147,12 @@ impl Lists {
         if !self.begin_suppress.is_empty() {
             params.withheld.push((1, self.begin_suppress.clone()));
         }
+    }
+
+    /// What ends an answer of a model with this tokenizer.
+    pub fn ending(&self, tokenizer: Option<&Tokenizer>) -> Ending {
+        let tokens = tokenizer.map_or_else(Vec::new, |t| t.end_of_generation().collect());
+        Ending { tokens, stop: self.stop.clone(), min_tokens: self.min_tokens, ..Ending::default() }
     }
 }
 

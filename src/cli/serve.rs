@@ -9,12 +9,11 @@ use tandem::engine::{Service, Shutdown};
 use tandem::hub::DEFAULT_MODEL;
 use tandem::open::Needs;
 use tandem::serve::{Keys, Model, Options, Server};
-use tandem::text::Ending;
 use tandem::{Error, Result};
 
 use super::args::EngineArgs;
+use super::generate::chat;
 use super::generate::variables::VariableArgs;
-use super::generate::{chat, ends};
 use super::open::{self, Notices};
 use super::sampling::SamplingArgs;
 use super::targets::TargetArgs;
@@ -185,12 +184,7 @@ fn load(args: &Args, targets: tandem::sched::Targets, queue: usize) -> anyhow::R
         params.temperature = TEMPERATURE;
     }
     lists.put(&mut params);
-    let ending = Ending {
-        tokens: ends(tokenizer.as_deref()),
-        stop: lists.stop.clone(),
-        min_tokens: lists.min_tokens,
-        ..Ending::default()
-    };
+    let ending = lists.ending(tokenizer.as_deref());
     let chat = chat(&opened, tokenizer.clone(), None, &args.variables);
     let context = args.engine.ctx.map_or(spec.max_context.min(CONTEXT), |c| c as usize);
     let each = (context / 2, context - context / 2);

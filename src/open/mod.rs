@@ -14,7 +14,7 @@
 //! | [`Model`], [`pull`], [`decimal`] | a model that has been read, with its tokenizer and template |
 //! | [`Settings`], [`Device`], [`Strategy`], [`Requests`] | how it is to run |
 //! | [`Demand`], [`Use`], [`Running`] | what an engine is for, and the engine |
-//! | [`Needs`], [`Scheduled`], [`Placed`] | an engine for many requests |
+//! | [`Needs`], [`Scheduled`] | an engine for many requests |
 //! | [`Decision`], [`Prediction`] | where it runs, and why |
 //! | [`hardware`], [`profiled`], [`measure_machine`] | figures of the machine that times are predicted for |
 
@@ -36,6 +36,6 @@ pub use figures::{hardware, measure_machine, profiled};
 pub use model::Model;
 pub use place::{Demand, Running};
 pub use predict::{Prediction, Use};
-pub use scheduled::{Needs, Placed, Scheduled};
+pub use scheduled::{Needs, Scheduled};
 pub use settings::{Device, Settings, Strategy};
 pub use source::{decimal, pull};

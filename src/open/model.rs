@@ -1,11 +1,12 @@
 //! A model that has been read: sizes, weights, and what its text is made from.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::source::{ModelSource, resolve};
 use crate::model::{self, LoadedModel, TextSource, synth};
 use crate::progress::Progress;
-use crate::text::{ChatTemplate, Tokenizer};
+use crate::text::{Chat, Tokenizer};
 use crate::{Error, Result};
 
 /// A model that has been read but not yet prepared for a device or a tier of kernels.
@@ -79,8 +80,8 @@ impl Model {
         Ok(Some(tokenizer))
     }
 
-    /// The source of the chat template: the model's own, or one that its special tokens imply.
-    pub fn template(&self, tokenizer: &Tokenizer) -> Option<&str> {
-        self.loaded.chat_template.as_deref().or_else(|| ChatTemplate::fallback(tokenizer))
+    /// How its prompts become tokens: by its own chat template, or one that its special tokens imply.
+    pub fn chat(&self, tokenizer: Option<Arc<Tokenizer>>) -> Chat {
+        Chat::new(tokenizer, self.loaded.chat_template.as_deref(), self.loaded.spec.vocab)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::place::{Demand, counted, fit_types};
 use super::predict::{Scheduling, Use};
 use super::settings::{Settings, Strategy};
-use super::{Model, Requests, Running, details};
+use super::{Decision, Model, Requests, Running, details};
 use crate::cache::{KvGeometry, PAGE_TOKENS};
 use crate::device::{self, Kind, Runtime};
 use crate::engine::{Batcher, Engine, Sizes};
@@ -58,10 +58,12 @@ impl Needs {
 pub struct Scheduled {
     /// The engine, unless requests are using it.
     engine: Option<Engine>,
-    /// How it came to be where it is, if one placement was chosen for all requests.
-    pub placed: Option<Placed>,
+    /// Where it runs, if one placement was chosen for all requests.
+    pub decision: Option<Decision>,
     /// Sentences that everybody should read.
     pub notes: Vec<String>,
+    /// Sentences for those who want to know more.
+    pub details: Vec<String>,
     /// The accelerator's runtime, if it is used.
     pub runtime: Option<Arc<dyn Runtime>>,
     /// Whether requests may live on either side, so that schedulers differ.
@@ -71,14 +73,6 @@ pub struct Scheduled {
     tokens: (usize, usize),
     targets: Targets,
     learns_lengths: bool,
-}
-
-/// One placement for all requests.
-pub struct Placed {
-    /// Where it runs.
-    pub decision: super::Decision,
-    /// Sentences for those who want to know more.
-    pub details: Vec<String>,
 }
 
 impl Model {
@@ -127,8 +121,9 @@ impl Model {
         }
         Ok(Scheduled {
             engine: Some(engine),
-            placed: Some(Placed { decision, details }),
+            decision: Some(decision),
             notes,
+            details,
             runtime,
             schedulers: false,
             scheduling: None,
@@ -199,8 +194,9 @@ impl Model {
         notes.extend(details::clock(settings, &engine));
         Ok(Scheduled {
             engine: Some(engine),
-            placed: None,
+            decision: None,
             notes,
+            details: Vec::new(),
             runtime,
             schedulers: true,
             scheduling,

@@ -62,22 +62,6 @@ impl Run {
         places: OwnedSemaphorePermit,
         (open, record): (Open, Record),
     ) -> Result<Run, ApiError> {
-        let mut run = Run::submit(model, settings, prompts, logprobs, places, (open, record));
-        let accepted = run.accepted().await;
-        if let Err(error) = &accepted {
-            run.record.failed(error.status());
-        }
-        accepted.map(|()| run)
-    }
-
-    fn submit(
-        model: &Model,
-        settings: &Settings,
-        prompts: &[Vec<u32>],
-        logprobs: Option<usize>,
-        places: OwnedSemaphorePermit,
-        (open, record): (Open, Record),
-    ) -> Run {
         let (sender, deliveries) = unbounded_channel();
         let all = prompts.len() * settings.n;
         let (mut flights, mut choices) = (Vec::with_capacity(all), Vec::with_capacity(all));
@@ -99,10 +83,18 @@ impl Run {
             }
             choices.push(Choice::new(speller.clone(), &settings.ending));
         }
+        // Only the engine's thread delivers from here on.
+        drop(sender);
         let (submitted, left, early) = (all, all, VecDeque::new());
         let (_flights, _places, _open) = (flights, places, open);
         let n = settings.n;
-        Run { deliveries, choices, n, submitted, left, early, record, _flights, _places, _open }
+        let mut run =
+            Run { deliveries, choices, n, submitted, left, early, record, _flights, _places, _open };
+        let accepted = run.accepted().await;
+        if let Err(error) = &accepted {
+            run.record.failed(error.status());
+        }
+        accepted.map(|()| run)
     }
 
     async fn accepted(&mut self) -> Result<(), ApiError> {

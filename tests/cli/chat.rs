@@ -39,6 +39,7 @@ fn each_line_is_a_turn_and_later_turns_compute_what_is_new() {
 #[test]
 fn what_goes_wrong_ends_the_program_where_nobody_sits() {
     assert_error(&talk("", "/frobnicate\nhi\n"), 2, "no such command");
+    assert_error(&talk("--system brief --load talk.json", "hi\n"), 2, "cannot be used with");
     assert_error(&talk("", "/set temp hot\n"), 2, "a number is wanted");
     assert_error(&talk("", "/load /nonexistent/talk.json\n"), 1, "/nonexistent/talk.json");
     assert_error(

@@ -14,15 +14,14 @@ use std::sync::Arc;
 use tandem::Error;
 use tandem::engine::Batcher;
 use tandem::open::{Demand, Use};
-use tandem::text::Ending;
 
 use self::command::{Command, HELP};
 use self::history::History;
 use self::reader::{Line, Reader};
 use self::turn::{Interrupts, Settings, Stats};
 use super::args::EngineArgs;
+use super::generate::chat;
 use super::generate::variables::VariableArgs;
-use super::generate::{chat, ends};
 use super::sampling::SamplingArgs;
 use super::{open, output, progress};
 
@@ -37,7 +36,7 @@ pub struct Args {
     #[arg(short, long, value_name = "MODEL")]
     pub model: Option<String>,
     /// What the model is told before the conversation.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", conflicts_with = "load")]
     pub system: Option<String>,
     /// Go on with a conversation that /save has written.
     #[arg(long, value_name = "FILE")]
@@ -72,12 +71,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     sampling.ignored.iter().for_each(|sentence| progress::note(sentence));
     let lists = args.sampling.lists(&opened.loaded.sampling, &opened.loaded.eos_ids);
     lists.put(&mut sampling.params);
-    let ending = Ending {
-        tokens: ends(tokenizer.as_deref()),
-        stop: lists.stop.clone(),
-        min_tokens: lists.min_tokens,
-        ..Ending::default()
-    };
+    let ending = lists.ending(tokenizer.as_deref());
     ending.withhold(&mut sampling.params);
     let chat = chat(&opened, tokenizer.clone(), None, &args.variables);
     let most = opened.loaded.spec.max_context;
