@@ -5,6 +5,7 @@
 //!   cargo bench --bench cuda -- --json FILE        the table as JSON too
 //!   cargo bench --bench cuda -- --load             instead: how long each file of kernels takes to load, its registers
 //!   cargo bench --bench cuda -- --peak             instead: the peak of the matrix units alone
+//!   cargo bench --bench cuda -- --sweep            instead: products of 5 rows and more by every number of splits of k
 //!   cargo bench --bench cuda -- --test             tiny shapes in host emulation, answers checked, no timing
 //!
 //! Answers are verified before anything is timed. Weights are cold: each call takes the next of enough copies to
@@ -41,3 +42,5 @@ mod peak;
 mod quant;
 #[cfg(tandem_kernels)]
 mod run;
+#[cfg(tandem_kernels)]
+mod sweep;

@@ -137,8 +137,21 @@ impl Bench {
         let len = (self.rt.memory_free()? as usize / 4).min(1 << 30);
         let (from, to) = (Buffer::new(&self.rt, len)?, Buffer::new(&self.rt, len)?);
         self.rt.fill(Lane::Compute, from.ptr(), 1, len)?;
-        let seconds = self.seconds(4, &mut |_| self.rt.copy(Lane::Compute, to.ptr(), from.ptr(), len))?;
-        Ok(2.0 * len as f64 / seconds)
+        // Enqueued one by one: as nodes of a graph, copies ran at two thirds of the rate on an H200.
+        let mut copy = |_: usize| self.rt.copy(Lane::Compute, to.ptr(), from.ptr(), len);
+        copy(0)?;
+        let mut times = Vec::new();
+        for _ in 0..TIMES {
+            self.rt.synchronize_all()?;
+            let start = Instant::now();
+            (0..8).try_for_each(&mut copy)?;
+            self.rt.synchronize(&self.rt.record(Lane::Compute)?)?;
+            times.push(start.elapsed().as_secs_f64() / 8.0);
+        }
+        times.sort_by(f64::total_cmp);
+        let recorded = self.seconds(4, &mut copy)?;
+        println!("copies as nodes of a graph: {:.0} GB/s", 2e-9 * len as f64 / recorded);
+        Ok(2.0 * len as f64 / times[TIMES / 2])
     }
 
     /// What a reader sees last; an error if nothing was measured.

@@ -7,7 +7,7 @@ use tandem::device::cuda::{self, CudaOptions};
 use tandem::device::{Runtime, built};
 
 use crate::measure::Bench;
-use crate::{attention, dense, elementwise, exchange, load, peak, quant};
+use crate::{attention, dense, elementwise, exchange, load, peak, quant, sweep};
 
 /// What is asked for.
 #[derive(Default)]
@@ -15,6 +15,7 @@ struct Asked {
     test: bool,
     load: bool,
     peak: bool,
+    sweep: bool,
     json: Option<String>,
     words: Vec<String>,
 }
@@ -27,6 +28,7 @@ pub fn main() {
             "--test" => asked.test = true,
             "--load" => asked.load = true,
             "--peak" => asked.peak = true,
+            "--sweep" => asked.sweep = true,
             "--bench" => {} // Cargo's
             "--json" => asked.json = Some(args.next().expect("--json wants a file")),
             word => asked.words.push(word.to_owned()),
@@ -55,7 +57,7 @@ fn on_a_device(asked: &Asked) -> Result<()> {
         Ok(rt) => rt,
         Err(e) => {
             println!("skipped: NOTHING WAS MEASURED: {e}");
-            let numbers = asked.load || asked.peak || asked.json.is_some();
+            let numbers = asked.load || asked.peak || asked.sweep || asked.json.is_some();
             return if numbers { Err(e) } else { Ok(()) };
         }
     };
@@ -89,6 +91,10 @@ fn measure(rt: Arc<dyn Runtime>, asked: &Asked) -> Result<()> {
     }
     peak::run(&mut bench)?;
     if asked.peak {
+        return write(asked, &bench.json());
+    }
+    if asked.sweep {
+        sweep::run(&mut bench)?;
         return write(asked, &bench.json());
     }
     // The most telling first.

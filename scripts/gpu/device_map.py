@@ -32,7 +32,9 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("device_map.py: torch sees no GPU")
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config(name), torch_dtype=torch.bfloat16).eval()
+    # Made on the device, where random numbers take no time.
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config(name), dtype=torch.bfloat16).eval()
     places = infer_auto_device_map(model, max_memory={0: cap, "cpu": 1 << 40}, no_split_module_classes=["LlamaDecoderLayer"])
     model = dispatch_model(model, places)
     prompt = torch.randint(0, 1000, (1, 64), device="cuda")

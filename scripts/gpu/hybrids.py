@@ -152,20 +152,25 @@ def times(run, sizes, model, save):
         for strategy in ("helm", "stream", "auto"):
             name = f"times {strategy} {share}%"
             options = ["--strategy", strategy, "--gpu-memory", str(most)]
-            if strategy != "auto":
-                options += ["--timeline", run.file(f"timeline-{strategy}-{share}.json")]
             got = answer(run, name, generate(model, sizes, "cuda", options, prompt, logprobs=False), limit)
             if got:
-                beside(run, name, got)
+                beside(run, name, got, prompt)
+            # A timeline apart: with one, steps are launched kernel by kernel.
+            if strategy != "auto" and share == sizes.caps[1]:
+                drawn = [*options, "--timeline", run.file(f"timeline-{strategy}-{share}.json")]
+                answer(run, f"timeline {strategy} {share}%", generate(model, sizes, "cuda", drawn, prompt, logprobs=False), limit)
             save()
     return caps
 
 
-def beside(run, name, got):
+def beside(run, name, got, prompt):
     predicted = (got["plan"].get("predicted") or {})
     timings = got["timings"]
     part = run.parts[name]
-    executed = {"prefill_s": timings["ttft_ms"] / 1e3, "decode_step_s": 1 / timings["decode_tok_s"] if timings["decode_tok_s"] else None}
+    # The time to the first token has the loading of weights in it. Random weights have a token for each byte.
+    seconds = {"prefill_s": len(prompt), "decode_step_s": 1}
+    rates = {"prefill_s": timings["prefill_tok_s"], "decode_step_s": timings["decode_tok_s"]}
+    executed = {what: seconds[what] / rate if rate else None for what, rate in rates.items()}
     part["executed"] = executed
     step = predicted.get("t_decode_step_s")
     if step and executed["decode_step_s"]:

@@ -9,6 +9,7 @@ use super::accelerator::{LinearWeight, Shape};
 use super::notice;
 use super::runtime::Runtime;
 use crate::Result;
+use crate::host::unpin_current_thread;
 use crate::tensor::DType;
 
 /// Decides from their names which kernels a model runs. A superfluous kernel costs memory; a missing one is loaded at
@@ -72,7 +73,11 @@ pub fn load_kernels_beside<R>(
     work: impl FnOnce() -> Result<R>,
 ) -> Result<R> {
     std::thread::scope(|scope| {
-        let kernels = scope.spawn(|| load_kernels(runtime, needs));
+        let kernels = scope.spawn(|| {
+            // Not on the core that `work` is pinned to.
+            unpin_current_thread();
+            load_kernels(runtime, needs)
+        });
         let done = work()?;
         kernels.join().expect("loading kernels does not panic")?;
         Ok(done)

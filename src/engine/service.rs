@@ -52,6 +52,7 @@ pub use self::delivery::{Delivery, Flight};
 use self::stepper::Stepper;
 use super::batcher::{Batcher, Event, Finish, Request};
 use super::sequences::Engine;
+use crate::host::unpin_current_thread;
 use crate::program::RequestId;
 use crate::{Error, Result};
 
@@ -170,7 +171,11 @@ impl Service {
         let stepper = Stepper::new(requests, inbox, shared.clone());
         let thread = std::thread::Builder::new()
             .name("tandem-service".into())
-            .spawn(|| stepper.run_to_the_end())
+            .spawn(|| {
+                // Its parent may be pinned with a pool.
+                unpin_current_thread();
+                stepper.run_to_the_end()
+            })
             .map_err(|e| Error::Run(format!("the service's thread: {e}")))?;
         Ok(Service { client: Client { sender, shared }, thread: Some(thread) })
     }

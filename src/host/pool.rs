@@ -153,8 +153,12 @@ impl Pool {
                 std::thread::Builder::new()
                     .name(format!("tandem-{w}"))
                     .spawn(move || {
-                        if let Some(core) = core {
-                            core_affinity::set_for_current(core);
+                        match core {
+                            Some(core) => {
+                                core_affinity::set_for_current(core);
+                            }
+                            // A thread begins on the cores of its parent, which another pool may have pinned to one.
+                            None => super::cpu::unpin_current_thread(),
                         }
                         worker_loop(&shared, w)
                     })
@@ -389,6 +393,27 @@ mod tests {
                 }
             });
         }
+    }
+
+    #[test]
+    fn a_free_pool_of_a_pinned_thread_has_all_cores() {
+        let all = crate::host::cpu::cores();
+        if all.len() < 2 {
+            println!("skipped: one core only");
+            return;
+        }
+        std::thread::spawn(move || {
+            core_affinity::set_for_current(all[0]);
+            let (pool, met) = (Pool::new(3), std::sync::Barrier::new(3));
+            pool.run(3, &|_, worker| {
+                // All three are here, so each has one chunk.
+                met.wait();
+                let mine = core_affinity::get_core_ids().map_or(0, |cores| cores.len());
+                assert_eq!(mine, if worker == 0 { 1 } else { all.len() }, "worker {worker}");
+            });
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]

@@ -82,6 +82,8 @@ impl Server {
         allow_files(options.connections as u64 + FILES);
         let mut builder = Builder::new_multi_thread();
         builder.worker_threads(THREADS).max_blocking_threads(WORKERS).thread_name("tandem-serve");
+        // Its parent may be pinned with a pool: clients would wait for that one core.
+        builder.on_thread_start(crate::host::unpin_current_thread);
         let runtime = builder.enable_all().build().map_err(refused)?;
         let (host, port) = (options.host.clone(), options.port);
         let taken =

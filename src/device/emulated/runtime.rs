@@ -94,7 +94,11 @@ impl EmulatedRuntime {
             let core = runtime.core.clone();
             let thread = std::thread::Builder::new()
                 .name(format!("emulated-{lane:?}"))
-                .spawn(move || core.serve(lane))
+                .spawn(move || {
+                    // Its parent may be pinned with a pool.
+                    crate::host::unpin_current_thread();
+                    core.serve(lane)
+                })
                 .map_err(|e| Error::Device {
                     what: "emulated accelerator".into(),
                     problem: format!("the system refuses to start a thread: {e}"),

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use super::lowered::Lowered;
 use super::sync::{Look, Word};
 use crate::device::{Actor, Event, Moment, Runtime, uncount_waits};
-use crate::host::ActiveWait;
+use crate::host::{ActiveWait, unpin_current_thread};
 use crate::{Error, Result};
 
 /// How long either thread spins for the other before it sleeps, about as long as waking up takes; while the lane waits actively
@@ -183,6 +183,8 @@ impl<S: Send + 'static> Started<S> {
         let (made, take_made) = mpsc::channel();
         let (hand_over, shared) = mpsc::channel::<Arc<Shared<S>>>();
         let body = move || {
+            // Not on the core of the thread that starts it, with which it alternates: a pool may have pinned that one.
+            unpin_current_thread();
             uncount_waits();
             if made.send(make()).is_ok()
                 && let Ok(shared) = shared.recv()

@@ -148,3 +148,24 @@ fn many_steps_of_short_jobs() {
     }
     assert_eq!(lane.state().len(), 3500);
 }
+
+/// Threads begin on the cores of their parent, which a pool may have pinned: on an H200's host of 16 cores the two alternated on one, and
+/// a hand-over inside a step took 8 ms.
+#[test]
+fn a_lane_started_by_a_pinned_thread_has_all_cores() {
+    let cores = || core_affinity::get_core_ids().unwrap_or_default();
+    let all = cores();
+    if all.len() < 2 {
+        println!("skipped: one core only");
+        return;
+    }
+    let seen = std::thread::spawn(move || {
+        // The pool's cores are those of the process, as it first asked for them.
+        crate::host::allowed_cores();
+        core_affinity::set_for_current(all[0]);
+        let (_, seen) = Started::<()>::new(move || cores().len()).unwrap();
+        (seen, all.len())
+    });
+    let (seen, all) = seen.join().unwrap();
+    assert_eq!(seen, all);
+}
