@@ -6,6 +6,7 @@ pub mod attention;
 pub mod convert;
 pub mod dequant;
 pub mod embed;
+pub mod experts;
 pub mod linear;
 pub mod norm;
 pub mod quantise;

@@ -88,6 +88,7 @@ fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
         n_kv_heads: n_heads,
         head_dim,
         d_ff: c.size("ffn_dim")?,
+        experts: None,
         vocab: c.size("vocab_size")?,
         max_context: c.size("max_position_embeddings")?,
         norm: Norm::Layer { eps: 1e-5 },

@@ -295,7 +295,7 @@ impl Costs for Measured<'_> {
             // Without weights: no product.
             Sublayer::Scores | Sublayer::Values => return 0.0,
         };
-        let bytes = self.sizes.blocks[layer].of(sublayer).on(side);
+        let bytes = self.sizes.read(layer, sublayer, rows).on(side);
         // Tables are of weights in the CPU's own memory.
         self.beside(kind, side, curve, rows, stored).max(self.roofline.weights_read(side, bytes))
     }
