@@ -35,7 +35,7 @@ pub enum RouterWeights {
 /// Most experts of a layer: twice as many as any released model has.
 const MAX_EXPERTS: usize = 1024;
 /// Most experts of all layers: each has tensors with names, before any of their bytes are there.
-const MAX_IN_ALL: usize = 1 << 16;
+const MAX_IN_ALL: usize = 1 << 15;
 
 impl Experts {
     /// Checks the sizes on their own, for a model of `n_layers`.
