@@ -49,7 +49,8 @@ pub fn from_gguf(file: Gguf, source: String) -> Result<LoadedModel> {
             "one of the {n} files of a split model; it is opened by the path of the first"
         )));
     }
-    let family = arch::of_gguf(&arch)?;
+    let experts = metadata.get(&format!("{arch}.expert_count")).and_then(Value::as_u64);
+    let family = arch::of_gguf(&arch, experts.is_some_and(|n| n > 0))?;
     let mut weights = Weights::default();
     for (name, t) in tensors {
         weights.insert(name, t);

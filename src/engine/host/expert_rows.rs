@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::workspace::RowBuffer;
+use super::row_buffer::RowBuffer;
 use crate::model::{Experts, ModelSpec};
 use crate::simd::Isa;
 use crate::simd::linear::{Acts, ActsBytes, Linear, Mode, Need};

@@ -6,7 +6,7 @@
 //!
 //! | a file | what |
 //! |---|---|
-//! | `workspace` | [`HostWorkspace`]: activations, rows of f32 |
+//! | `workspace` | [`HostWorkspace`]: activations, rows of f32, each a `row_buffer` |
 //! | `step` | [`HostStep`]: tokens, positions, pages and attention plans of a sub-batch, for all layers |
 //! | `residual` | [`Residual`]: the output still to be added to the residual stream; the norm that adds it |
 //! | `ends` | embed, head, pick |
@@ -32,6 +32,7 @@ mod qkv;
 mod residual;
 mod rope;
 mod route;
+mod row_buffer;
 mod step;
 mod workspace;
 

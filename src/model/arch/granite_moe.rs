@@ -21,6 +21,7 @@ pub const FAMILY: Family = Family {
         ("blk.{}.ffn_gate_up_exps", "model.layers.{}.block_sparse_moe.input_linear"),
         ("blk.{}.ffn_down_exps", "model.layers.{}.block_sparse_moe.output_linear"),
     ],
+    experts: true,
     to_hf,
     ..granite::FAMILY
 };

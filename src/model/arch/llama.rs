@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{Family, GgufConfig, HfConfig, RopeDefaults, mixtral, names};
+use super::{Family, GgufConfig, HfConfig, RopeDefaults, names};
 use crate::model::ModelSpec;
 use crate::model::spec::{Ffn, Norm, Position, RopePairing, RopeScaling};
 use crate::{Error, Result};
@@ -21,14 +21,11 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Interleaved,
     gguf_windows: false,
     gguf_softcaps: false,
+    experts: false,
     to_hf,
 };
 
-/// Files of Mixtral name this architecture.
 fn from_gguf(c: &GgufConfig) -> Result<ModelSpec> {
-    if c.opt_size("expert_count")?.is_some_and(|n| n > 0) {
-        return mixtral::from_gguf(c);
-    }
     gguf_like_llama(c, "llama", RopePairing::Interleaved)
 }
 

@@ -12,7 +12,6 @@ use crate::model::spec::{RopePairing, RouterWeights};
 
 pub const FAMILY: Family = Family {
     name: "mixtral",
-    // What asks for this is found under the first family of the name, which comes here if a file has experts.
     gguf: &["llama"],
     hf: &["mixtral"],
     from_gguf,
@@ -27,6 +26,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Interleaved,
     gguf_windows: false,
     gguf_softcaps: false,
+    experts: true,
     to_hf,
 };
 
@@ -44,7 +44,7 @@ const DEFAULTS: Defaults = Defaults {
     ..mistral::DEFAULTS
 };
 
-pub fn from_gguf(c: &GgufConfig) -> Result<ModelSpec> {
+fn from_gguf(c: &GgufConfig) -> Result<ModelSpec> {
     let mut spec = llama::gguf_beside_experts(c, FAMILY.name, RopePairing::Interleaved)?;
     spec.experts = Some(gguf_experts(c, &spec, RouterWeights::OfChosen)?);
     Ok(spec)

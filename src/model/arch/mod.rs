@@ -57,6 +57,8 @@ pub struct Family {
     pub gguf_windows: bool,
     /// Whether a GGUF file states the soft-caps of scores and logits (0: none).
     pub gguf_softcaps: bool,
+    /// Whether its models are mixtures of experts. Files of two families of one architecture are told apart by this.
+    pub experts: bool,
     /// Adds the family's own settings to a `config.json`, beyond those that all families share.
     pub to_hf: fn(&ModelSpec, &mut Map<String, Json>) -> Result<()>,
 }
@@ -82,12 +84,13 @@ pub const FAMILIES: [&Family; 17] = [
     &opt::FAMILY,
 ];
 
-/// The family of a GGUF file's `general.architecture`.
+/// The family of a GGUF file's `general.architecture`, with or without experts.
 ///
 /// # Errors
 /// No family knows it.
-pub fn of_gguf(architecture: &str) -> Result<&'static Family> {
-    FAMILIES.into_iter().find(|f| f.gguf.contains(&architecture)).ok_or_else(|| {
+pub fn of_gguf(architecture: &str, experts: bool) -> Result<&'static Family> {
+    let named = || FAMILIES.into_iter().filter(|f| f.gguf.contains(&architecture));
+    named().find(|f| f.experts == experts).or(named().next()).ok_or_else(|| {
         unknown("general.architecture", architecture, FAMILIES.iter().flat_map(|f| f.gguf.iter().copied()))
     })
 }
