@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use tandem::host::Pool;
 use tandem::reference::dequant::dequantise;
-use tandem::reference::experts::{mix, route};
+use tandem::reference::{mix, route};
 use tandem::simd::linear::{Acts, Linear, Mode, Out, Part, linear, linear_parts, pack};
 use tandem::simd::{Isa, Kernels};
 use tandem::tensor::{Bytes, DType, Tensor, quantise_row};

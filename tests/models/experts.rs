@@ -101,7 +101,6 @@ fn damaged_experts_in_gguf_get_one_sentence() {
             number("expert_feed_forward_length", 512),
             "shape [8, 256, 256], the model's sizes imply [8, 256, 512]",
         ),
-        (number("block_count", 4000), "experts: 32000 in all layers, at most"),
         (
             renamed(file(), "qwen3moe.expert_used_count", "qwen3moe.expert_uses_count"),
             "expert_used_count: missing",
@@ -115,7 +114,6 @@ fn damaged_experts_in_gguf_get_one_sentence() {
         (patched(file(), stack, 20, 4), "blk.1.ffn_up_exps.weight: shape [4, 256, 256]"),
     ] {
         let got = loaded(&bytes).map(|_| ()).expect_err(want).to_string();
-        let want = if want.contains("32000") { "experts" } else { want };
         assert!(got.contains(want) && !got.contains('\n'), "{got:?} does not say {want:?}");
     }
 }
@@ -135,7 +133,12 @@ fn damaged_experts_in_folders_get_one_sentence() {
         ("tiny-qwen3-moe", "num_experts", json!(1_000_000_000u64), "expert count: 1000000000"),
         ("tiny-qwen3-moe", "num_experts", json!(0), "expert count: 0"),
         ("tiny-qwen3-moe", "num_experts", json!(9), "model.layers.0.mlp.experts.8."),
-        ("tiny-qwen3-moe", "num_experts", json!(7), "model.layers.0.mlp.experts.7."),
+        (
+            "tiny-qwen3-moe",
+            "num_experts",
+            json!(7),
+            "model.layers.0.mlp.gate.weight: shape [8, 256], config.json implies [7, 256]",
+        ),
         ("tiny-qwen3-moe", "num_experts_per_tok", json!(9), "experts of a row: 9"),
         ("tiny-qwen3-moe", "num_experts", json!("many"), "num_experts: \"many\", wanted a size"),
         (
@@ -172,9 +175,8 @@ fn damaged_experts_in_folders_get_one_sentence() {
     }
 }
 
-/// Of a file that lists no layer's experts, no memory is taken for them.
 #[test]
-fn a_family_that_is_not_computed_is_refused_by_name() {
+fn an_architecture_that_is_not_known_is_refused() {
     let bytes = export_gguf(&synth("tiny-qwen3-moe,dtype=q8_0")).unwrap();
     let bytes = renamed(bytes, "qwen3moe", "gpt-oss!");
     let got = loaded(&bytes).map(|_| ()).unwrap_err();

@@ -46,7 +46,7 @@ mod tests {
             let of = if of_chosen { RouterWeights::OfChosen } else { RouterWeights::OfAll };
             let (mut ids, mut weights) = (vec![7777; k], vec![0.0; k]);
             route(&logits, of, &mut ids, &mut weights);
-            let want = reference::experts::route(&logits, k, of_chosen);
+            let want = reference::route(&logits, k, of_chosen);
             let chosen: Vec<usize> = want.iter().map(|c| c.0).collect();
             prop_assert_eq!(ids.iter().map(|&e| e as usize).collect::<Vec<_>>(), chosen);
             for (w, (_, want)) in weights.iter().zip(want) {
