@@ -31,7 +31,7 @@ pub struct Description {
     pub kv_heads: usize,
     /// d_h.
     pub head_dim: usize,
-    /// I.
+    /// I; 0 if every layer has experts.
     pub d_ff: usize,
     /// Mixtures of experts, as a sentence; empty without.
     pub experts: String,
@@ -126,7 +126,7 @@ pub fn describe(m: &LoadedModel) -> Description {
         heads: s.n_heads,
         kv_heads: s.n_kv_heads,
         head_dim: s.head_dim,
-        d_ff: s.d_ff,
+        d_ff: if s.has_dense_ffn() { s.d_ff } else { 0 },
         experts: s.experts.as_ref().map(|e| experts(e, s.n_layers)).unwrap_or_default(),
         active_parameters: parameters - unused_by_a_token(s),
         vocab: s.vocab,

@@ -167,7 +167,7 @@ fn damaged_experts_in_folders_get_one_sentence() {
             "tiny-granite-moe",
             "num_local_experts",
             json!(4),
-            "shape [8, 512, 256], config.json implies [4, 512, 256]",
+            "output_linear.weight: shape [8, 256, 256], config.json implies [4, 256, 256]",
         ),
     ] {
         let got = complaint(model, &|c| c[key] = value.clone());
