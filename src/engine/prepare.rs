@@ -185,10 +185,10 @@ impl Prepared {
                 }
                 let block = Block::of(&spec, i);
                 let ffn = match &block.ffn {
-                    model::FeedForward::Dense(of) => FeedForward::Dense(mlp(i, of)?),
+                    model::FeedForward::Dense(of) => FeedForward::Dense(Box::new(mlp(i, of)?)),
                     model::FeedForward::Experts(of) => {
                         let used = spec.experts.as_ref().map_or(0, |e| e.used);
-                        FeedForward::Experts(mixture(i, of, used)?)
+                        FeedForward::Experts(Box::new(mixture(i, of, used)?))
                     }
                 };
                 // Fine activations for q, k and v: rounding their inputs to int8 changes logits the most

@@ -5,9 +5,9 @@ use crate::simd::linear::Linear;
 /// A feed-forward.
 pub(in crate::engine) enum FeedForward {
     /// One for all rows.
-    Dense(Mlp),
+    Dense(Box<Mlp>),
     /// A router's choice of several.
-    Experts(Mixture),
+    Experts(Box<Mixture>),
 }
 
 /// A dense feed-forward, or an expert.
