@@ -17,7 +17,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Path::new(env!("CARGO_MANIFEST_DIR")).join("specs").join(name).with_added_extension("json");
         fs::copy(spec, corpus.join("config").join(name))?;
     }
-    for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma2", "tiny-gemma3", "tiny-olmo2"] {
+    let names = [
+        "tiny-llama",
+        "tiny-qwen2",
+        "tiny-qwen3",
+        "tiny-gemma2",
+        "tiny-gemma3",
+        "tiny-olmo2",
+        "tiny-qwen2-moe",
+    ];
+    for name in names {
         let model = load(&format!("synth:{name},dtype=q4_0,layers=1"))?;
         let bytes = export_gguf(&model)?;
         fs::write(corpus.join("gguf").join(name), &bytes)?;

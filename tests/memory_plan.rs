@@ -43,9 +43,14 @@ const FIXED: usize = 64 << 10;
 #[test]
 fn activations_take_what_the_dry_run_says() {
     let tokens: Vec<u32> = (0..256).map(|i| (i * 7 + 3) % 500).collect();
-    for name in
-        ["tiny-llama,dtype=q4_k", "tiny-gemma3,dtype=bf16", "tiny-opt,dtype=f32", "tiny-qwen3,dtype=q8_0"]
-    {
+    for name in [
+        "tiny-llama,dtype=q4_k",
+        "tiny-gemma3,dtype=bf16",
+        "tiny-opt,dtype=f32",
+        "tiny-qwen3,dtype=q8_0",
+        "tiny-qwen3-moe,dtype=q8_0",
+        "tiny-qwen2-moe,dtype=bf16",
+    ] {
         let m = load(&format!("synth:{name},seed=3")).unwrap();
         for isa in models::tiers().into_iter().filter(|&i| i > Isa::Reference) {
             for (mode, chunk, logits, sequences) in

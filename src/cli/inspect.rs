@@ -76,7 +76,12 @@ fn text(report: &Report) -> String {
     row("parameters", format!("{:.1} M in {}", d.parameters as f64 / 1e6, megabytes(d.weight_bytes)));
     let by_dtype = d.bytes_by_dtype.iter().map(|(dtype, bytes)| format!("{dtype} {}", megabytes(*bytes)));
     row("types", by_dtype.collect::<Vec<_>>().join(", "));
-    row("layers", format!("{}, width {}, feed-forward {}", d.layers, d.d_model, d.d_ff));
+    let dense = if d.d_ff > 0 { format!(", feed-forward {}", d.d_ff) } else { String::new() };
+    row("layers", format!("{}, width {}{dense}", d.layers, d.d_model));
+    if !d.experts.is_empty() {
+        let active = d.active_parameters as f64 / 1e6;
+        row("experts", format!("{}; {active:.1} M parameters a token", d.experts));
+    }
     row("heads", format!("{} query, {} key/value, of {} elements", d.heads, d.kv_heads, d.head_dim));
     let head = if d.tied_head { "output head tied to the embedding" } else { "output head of its own" };
     row("vocabulary", format!("{}, {head}", d.vocab));

@@ -1,13 +1,15 @@
 //! The memory of a run, computed before anything is allocated.
 
+use std::collections::HashSet;
+
 use super::host::{Host, HostStep, HostWorkspace};
 use super::options::Options;
 use super::prepare::{Prepared, Units};
 use crate::cache::{KvGeometry, SeqRows};
 use crate::host::memory_available;
-use crate::model::{ModelSpec, Weights};
+use crate::model::{Block, FeedForward, MatrixSpec, Mlp, ModelSpec, Weights};
 use crate::simd::linear::{ActsBytes, Linear, Mode};
-use crate::tensor::Half;
+use crate::tensor::{DType, Half};
 use crate::{Error, Result};
 
 /// Bytes of a run, by purpose.
@@ -124,30 +126,54 @@ fn inputs_bytes(
     logits: usize,
     threads: usize,
 ) -> usize {
-    let (d, qd, ff, isa) = (spec.d_model, spec.q_dim(), spec.d_ff, options.isa);
-    // Name, columns, rows, whether activations are fine, whether the input has rows of its own.
-    let block = [
-        ("attn_q", d, true, true),
-        ("attn_k", d, true, true),
-        ("attn_v", d, true, true),
-        ("attn_output", qd, false, false),
-        ("ffn_gate", d, false, true),
-        ("ffn_up", d, false, true),
-        ("ffn_down", ff, false, false),
-    ];
-    let blocks = (0..spec.n_layers).flat_map(|i| {
-        block.map(|(name, k, fine, own)| (format!("blk.{i}.{name}.weight"), k, rows, fine, own))
-    });
+    let (d, isa, mode) = (spec.d_model, options.isa, options.mode);
+    // (Type, columns, rows, whether activations are fine, whether the input has rows of its own): many matrices are alike.
+    let mut products = HashSet::new();
+    let mut of_experts = [HashSet::new(), HashSet::new()];
+    let of = |m: &MatrixSpec, layer: usize| weights.get(&m.tensor(layer, "weight")).map(|t| t.dtype);
+    for layer in 0..spec.n_layers {
+        let block = Block::of(spec, layer);
+        let mut add = |m: &MatrixSpec, fine: bool, own: bool| {
+            products.extend(of(m, layer).map(|dtype| (dtype, m.cols, rows, fine, own)));
+        };
+        for m in [&block.q, &block.k, &block.v] {
+            add(m, true, true);
+        }
+        add(&block.o, false, false);
+        let mut mlp = |mlp: &Mlp| {
+            mlp.gate.iter().chain([&mlp.up]).for_each(|m| add(m, false, true));
+            add(&mlp.down, false, false);
+        };
+        match &block.ffn {
+            FeedForward::Dense(dense) => mlp(dense),
+            FeedForward::Experts(mixture) => {
+                mixture.shared.iter().for_each(|(shared, _)| mlp(shared));
+                // A single row is the input of all experts.
+                products.insert((DType::F32, d, rows, false, true));
+                for expert in &mixture.experts {
+                    let [first, second] = &mut of_experts;
+                    let ups = expert.gate.iter().chain([&expert.up]).filter_map(|m| of(m, layer));
+                    for dtype in ups {
+                        first.insert(dtype);
+                        products.insert((dtype, d, 1, false, true));
+                    }
+                    second.extend(of(&expert.down, layer));
+                }
+            }
+        }
+    }
     let head = if spec.tied_head { "token_embd.weight" } else { "output.weight" };
+    products.extend(weights.get(head).map(|t| (t.dtype, d, logits, false, true)));
     let (mut inputs, mut thread) = (ActsBytes::default(), 0);
-    for (name, k, rows, fine, own) in blocks.chain([(head.to_string(), d, logits, false, true)]) {
-        let Some(t) = weights.get(&name) else { continue };
-        thread = thread.max(Linear::thread_bytes(t.dtype, isa, fine, rows));
-        for (m, need) in Linear::needs_up_to(t.dtype, isa, fine, rows, options.mode) {
+    for (dtype, k, rows, fine, own) in products {
+        thread = thread.max(Linear::thread_bytes(dtype, isa, fine, rows));
+        for (m, need) in Linear::needs_up_to(dtype, isa, fine, rows, mode) {
             inputs.add(m, k, need, own);
         }
     }
-    inputs.total() + threads * thread
+    let [first, second] = of_experts.map(Vec::from_iter);
+    let sorted = HostWorkspace::expert_inputs_bytes(spec, rows, [&first, &second], isa, mode);
+    inputs.total() + sorted + threads * thread
 }
 
 /// Bytes of the attention plans, with and without a window: for the end of the longest prompt, and for steps of 1, 2,

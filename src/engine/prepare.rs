@@ -1,11 +1,18 @@
 //! Prepares weights for the kernels: quantised ones are packed into one arena, floats stay in the file.
 
+mod ffn;
+
+use std::collections::{HashMap, HashSet};
+
 use crate::host::{NumaBinding, Pieces, Pool};
-use crate::model::{ModelSpec, Norm, Position, Weights};
+use crate::model::{self, Block, MatrixSpec, ModelSpec, Norm, Position, Weights};
+use crate::reference::dequant::dequantise;
 use crate::simd::Isa;
 use crate::simd::linear::{GROUP, Linear, Packed, pack_group};
-use crate::tensor::{Bytes, Tensor};
+use crate::tensor::{Bytes, DType, Tensor};
 use crate::{Error, Result};
+
+pub(super) use ffn::{FeedForward, Mixture, Mlp, Shared};
 
 /// Weights of one norm.
 pub(super) struct NormWeight {
@@ -24,9 +31,7 @@ pub struct Layer {
     pub(super) o: Linear,
     pub(super) post_attn: Option<Vec<f32>>,
     pub(super) ffn_norm: Option<NormWeight>,
-    pub(super) gate: Option<Linear>,
-    pub(super) up: Linear,
-    pub(super) down: Linear,
+    pub(super) ffn: FeedForward,
     pub(super) post_ffn: Option<Vec<f32>>,
     pub(super) windowed: bool,
 }
@@ -37,11 +42,10 @@ impl Layer {
         self.windowed
     }
 
-    /// Bytes of its matrices as the kernels read them.
+    /// Bytes of its matrices that a step of one row reads, as the kernels read them.
     pub fn bytes(&self) -> usize {
-        let gate = self.gate.as_ref().map_or(0, Linear::bytes);
-        [&self.q, &self.k, &self.v, &self.o, &self.up, &self.down].iter().map(|w| w.bytes()).sum::<usize>()
-            + gate
+        let attention = [&self.q, &self.k, &self.v, &self.o].iter().map(|w| w.bytes()).sum::<usize>();
+        attention + self.ffn.bytes_of_a_row()
     }
 }
 
@@ -127,10 +131,32 @@ impl Prepared {
             t.data.advise_large_pages(arena.slots.is_empty());
         }
         arena.fill(pool, isa, progress)?;
-        let (d, qd, kvd, ff) = (spec.d_model, spec.q_dim(), spec.kv_dim(), spec.d_ff);
-        let lin = |name: &str, n: usize, k: usize| -> Result<Linear> {
-            let linear = arena.linear(weights, &format!("{name}.weight"), n, k, isa)?;
-            Ok(linear.with_bias(weights.floats(&format!("{name}.bias"), n)?))
+        let d = spec.d_model;
+        let lin = |layer: usize, m: &MatrixSpec| -> Result<Linear> {
+            let linear = arena.linear(weights, &m.tensor(layer, "weight"), m.rows, m.cols, isa)?;
+            Ok(linear.with_bias(weights.floats(&m.tensor(layer, "bias"), m.rows)?))
+        };
+        let mlp = |layer: usize, of: &model::Mlp| -> Result<Mlp> {
+            let gate = of.gate.as_ref().map(|gate| lin(layer, gate)).transpose()?;
+            Ok(Mlp { gate, up: lin(layer, &of.up)?, down: lin(layer, &of.down)? })
+        };
+        // Small matrices that decide much stay in f32.
+        let floats = |name: &str, rows: usize| -> Result<Linear> {
+            let t = weights.get(name).ok_or_else(|| Error::format(name, "missing from the model"))?;
+            let tensor = Tensor { shape: vec![rows, d], ..in_f32(t)? };
+            Ok(Linear::from_rows(arena.placed(&tensor)?, isa))
+        };
+        let mixture = |layer: usize, of: &model::Mixture, used: usize| -> Result<Mixture> {
+            let shared = of.shared.as_ref().map(|(shared, gate)| -> Result<Shared> {
+                let gate = floats(&model::tensor_name(layer, gate.name, "weight"), 1)?;
+                Ok(Shared { mlp: mlp(layer, shared)?, gate })
+            });
+            Ok(Mixture {
+                router: floats(&of.router.tensor(layer, "weight"), of.router.rows)?,
+                experts: of.experts.iter().map(|e| mlp(layer, e)).collect::<Result<_>>()?,
+                used,
+                shared: shared.transpose()?,
+            })
         };
         let norm = |name: &str| -> Result<NormWeight> {
             let w = weights
@@ -157,21 +183,27 @@ impl Prepared {
                 if !units.layers[i] {
                     return Ok(None);
                 }
+                let block = Block::of(&spec, i);
+                let ffn = match &block.ffn {
+                    model::FeedForward::Dense(of) => FeedForward::Dense(Box::new(mlp(i, of)?)),
+                    model::FeedForward::Experts(of) => {
+                        let used = spec.experts.as_ref().map_or(0, |e| e.used);
+                        FeedForward::Experts(Box::new(mixture(i, of, used)?))
+                    }
+                };
                 // Fine activations for q, k and v: rounding their inputs to int8 changes logits the most
                 // (docs/decisions/0006), and they are a sixth of the multiplications.
                 Ok(Some(Layer {
                     attn_norm: spec.pre_norms.then(|| norm(&name("attn_norm"))).transpose()?,
-                    q: lin(&name("attn_q"), qd, d)?.with_fine_activations(),
-                    k: lin(&name("attn_k"), kvd, d)?.with_fine_activations(),
-                    v: lin(&name("attn_v"), kvd, d)?.with_fine_activations(),
+                    q: lin(i, &block.q)?.with_fine_activations(),
+                    k: lin(i, &block.k)?.with_fine_activations(),
+                    v: lin(i, &block.v)?.with_fine_activations(),
                     q_norm: vector("attn_q_norm.weight", q_norm)?,
                     k_norm: vector("attn_k_norm.weight", k_norm)?,
-                    o: lin(&name("attn_output"), d, qd)?,
+                    o: lin(i, &block.o)?,
                     post_attn: vector("post_attention_norm.weight", post_norm)?,
                     ffn_norm: spec.pre_norms.then(|| norm(&name("ffn_norm"))).transpose()?,
-                    gate: spec.gated().then(|| lin(&name("ffn_gate"), ff, d)).transpose()?,
-                    up: lin(&name("ffn_up"), ff, d)?,
-                    down: lin(&name("ffn_down"), d, ff)?,
+                    ffn,
                     post_ffn: vector("post_ffw_norm.weight", post_norm)?,
                     windowed: spec.window_of(i).is_some(),
                 }))
@@ -212,20 +244,17 @@ impl Prepared {
     /// If the size of packed weights overflows.
     pub(super) fn bytes(spec: &ModelSpec, weights: &Weights, isa: Isa, units: &Units) -> Result<u64> {
         let arena = Arena::plan(spec, weights, isa, units)?;
-        let multiplied: Vec<String> = linear_names(spec, &Units::all(spec)).collect();
-        let mine: Vec<String> = linear_names(spec, units).collect();
-        let is_packed = |name: &str| arena.slots.iter().any(|(slot, ..)| slot == name);
+        let multiplied: HashSet<String> = linear_names(spec, &Units::all(spec)).collect();
+        let mine: HashSet<String> = linear_names(spec, units).collect();
+        let routers: HashSet<String> = router_names(spec).collect();
+        let is_packed = |name: &str| arena.places.contains_key(name);
         let rest = |(name, t): (&str, &Tensor)| match t.shape.len() {
-            // Norms and biases become f32 vectors.
+            // Norms and biases become f32 vectors, routers matrices of f32.
             1 => size_of::<f32>() * t.shape[0],
-            _ if multiplied.iter().any(|m| m == name) && is_packed(name) => 0,
+            _ if routers.contains(name) => size_of::<f32>() * t.rows() * t.cols(),
+            _ if multiplied.contains(name) && is_packed(name) => 0,
             // Weights of other units stay in the file.
-            _ if multiplied.iter().any(|m| m == name)
-                && !mine.iter().any(|m| m == name)
-                && name != "token_embd.weight" =>
-            {
-                0
-            }
+            _ if multiplied.contains(name) && !mine.contains(name) && name != "token_embd.weight" => 0,
             _ => t.data.len(),
         };
         Ok((arena.total + weights.iter().map(rest).sum::<usize>()) as u64)
@@ -279,19 +308,43 @@ impl Prepared {
     }
 }
 
-/// Names of the weights that are multiplied, each once.
+/// Names of the weights that are multiplied as the file has them or packed, each once: all but routers.
 fn linear_names<'a>(spec: &'a ModelSpec, units: &'a Units) -> impl Iterator<Item = String> + 'a {
-    let parts = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
-    let layers = (0..spec.n_layers)
-        .filter(|&i| units.layers[i])
-        .flat_map(move |i| parts.map(|p| format!("blk.{i}.{p}.weight")));
+    let layers = (0..spec.n_layers).filter(|&i| units.layers[i]).flat_map(move |i| {
+        let block = Block::of(spec, i);
+        let all = block.matrices().into_iter().filter(|m| !is_router(&block, m));
+        all.map(|m| m.tensor(i, "weight")).collect::<Vec<_>>()
+    });
     let head = if spec.tied_head { "token_embd.weight" } else { "output.weight" };
     layers.chain(units.head.then(|| head.to_string()))
 }
 
+/// Names of the routers.
+fn router_names(spec: &ModelSpec) -> impl Iterator<Item = String> {
+    (0..spec.n_layers).filter_map(|i| match Block::of(spec, i).ffn {
+        model::FeedForward::Experts(mixture) => Some(mixture.router.tensor(i, "weight")),
+        model::FeedForward::Dense(_) => None,
+    })
+}
+
+fn is_router(block: &Block, m: &MatrixSpec) -> bool {
+    matches!(&block.ffn, model::FeedForward::Experts(mixture) if mixture.router == *m)
+}
+
+/// The tensor in f32.
+fn in_f32(t: &Tensor) -> Result<Tensor> {
+    if t.dtype == DType::F32 {
+        return Ok(t.clone());
+    }
+    let bytes: Vec<u8> = dequantise(t).iter().flat_map(|x| x.to_le_bytes()).collect();
+    Tensor::new(DType::F32, t.shape.clone(), Bytes::copy_of(&bytes))
+}
+
 /// The packed weights of a model in one anonymous mapping, on huge pages if the system provides them.
 struct Arena<'a> {
-    slots: Vec<(String, &'a Tensor, usize)>,
+    slots: Vec<(&'a Tensor, usize)>,
+    /// Which slot is whose.
+    places: HashMap<String, usize>,
     total: usize,
     bytes: Option<Bytes>,
     /// Memory node of all matrices, including those that are not packed.
@@ -300,14 +353,21 @@ struct Arena<'a> {
 
 impl<'a> Arena<'a> {
     fn plan(spec: &ModelSpec, weights: &'a Weights, isa: Isa, units: &Units) -> Result<Arena<'a>> {
-        let mut arena = Arena { slots: Vec::new(), total: 0, bytes: None, node: units.node.clone() };
+        let mut arena = Arena {
+            slots: Vec::new(),
+            places: HashMap::new(),
+            total: 0,
+            bytes: None,
+            node: units.node.clone(),
+        };
         for name in linear_names(spec, units) {
             let Some(t) = weights.get(&name) else { continue };
             if !Linear::wants_packing(t.dtype, isa) {
                 continue;
             }
             let size = Packed::size(t.dtype, t.rows(), t.cols()).expect("quantised");
-            arena.slots.push((name, t, arena.total));
+            arena.places.insert(name, arena.slots.len());
+            arena.slots.push((t, arena.total));
             arena.total = arena
                 .total
                 .checked_add(size.next_multiple_of(ALIGN))
@@ -332,7 +392,7 @@ impl<'a> Arena<'a> {
             node.bind(map.as_mut_ptr(), map.len())?;
         }
         let mut packed = Vec::new();
-        for (_, tensor, offset) in &self.slots {
+        for (tensor, offset) in &self.slots {
             let (groups, row_bytes) = (tensor.rows().div_ceil(GROUP), tensor.row_bytes());
             let group_bytes =
                 Packed::size(tensor.dtype, tensor.rows(), tensor.cols()).expect("quantised") / groups;
@@ -381,8 +441,7 @@ impl<'a> Arena<'a> {
         if !Linear::wants_packing(tensor.dtype, isa) {
             return Ok(Linear::from_rows(self.placed(tensor)?, isa));
         }
-        let (_, t, offset) =
-            self.slots.iter().find(|(s, ..)| s == name).expect("planned from the same names");
+        let (t, offset) = &self.slots[*self.places.get(name).expect("planned from the same names")];
         let size = Packed::size(t.dtype, n, k).expect("quantised");
         let bytes = self.bytes.as_ref().and_then(|b| b.slice(*offset, size)).expect("filled as planned");
         Ok(Linear::from_packed(Packed::new(t.dtype, n, k, bytes), isa))

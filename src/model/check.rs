@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::block::{Block, tensor_name};
+use super::block::{Bias, Block, tensor_name};
 use super::spec::{Norm, Position};
 use super::{ModelSpec, Weights};
 use crate::{Error, Result};
@@ -51,6 +51,9 @@ impl ModelSpec {
                 "head count",
                 format!("{} query heads cannot share {} KV heads evenly", self.n_heads, self.n_kv_heads),
             ));
+        }
+        if let Some(experts) = &self.experts {
+            experts.check(self.n_layers)?;
         }
         let eps = self.norm.eps();
         positive("norm epsilon", eps)?;
@@ -131,8 +134,8 @@ pub fn wanted_tensors(spec: &ModelSpec) -> BTreeMap<String, Wanted> {
     if matches!(spec.norm, Norm::Layer { .. }) {
         add("output_norm.bias".into(), &[d], true);
     }
-    let block = Block::of(spec);
     for i in 0..spec.n_layers {
+        let block = Block::of(spec, i);
         for n in block.norms() {
             add(tensor_name(i, n.name, "weight"), &[n.width], true);
             if n.bias {
@@ -140,8 +143,10 @@ pub fn wanted_tensors(spec: &ModelSpec) -> BTreeMap<String, Wanted> {
             }
         }
         for m in block.matrices() {
-            add(tensor_name(i, m.name, "weight"), &[m.rows, m.cols], true);
-            add(tensor_name(i, m.name, "bias"), &[m.rows], m.bias_required);
+            add(m.tensor(i, "weight"), &[m.rows, m.cols], true);
+            if m.bias != Bias::Never {
+                add(m.tensor(i, "bias"), &[m.rows], m.bias == Bias::Required);
+            }
         }
     }
     all

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::spec::{Norm, Position, QkNorm, RopePairing, RopeScaling};
+use super::spec::{Experts, Norm, Position, QkNorm, RopePairing, RopeScaling, RouterWeights};
 use super::{LoadedModel, ModelSpec, TextSource};
 use crate::model::formats::gguf::Value;
 
@@ -31,8 +31,12 @@ pub struct Description {
     pub kv_heads: usize,
     /// d_h.
     pub head_dim: usize,
-    /// I.
+    /// I; 0 if every layer has experts.
     pub d_ff: usize,
+    /// Mixtures of experts, as a sentence; empty without.
+    pub experts: String,
+    /// Elements of the tensors that a token uses: of the experts, the chosen ones.
+    pub active_parameters: u64,
     /// V.
     pub vocab: usize,
     /// Tokens.
@@ -122,7 +126,9 @@ pub fn describe(m: &LoadedModel) -> Description {
         heads: s.n_heads,
         kv_heads: s.n_kv_heads,
         head_dim: s.head_dim,
-        d_ff: s.d_ff,
+        d_ff: if s.has_dense_ffn() { s.d_ff } else { 0 },
+        experts: s.experts.as_ref().map(|e| experts(e, s.n_layers)).unwrap_or_default(),
+        active_parameters: parameters - unused_by_a_token(s),
         vocab: s.vocab,
         max_context: s.max_context,
         window: s.window.as_ref().map(|w| (w.size, w.layers.iter().filter(|&&l| l).count())),
@@ -140,6 +146,28 @@ pub fn describe(m: &LoadedModel) -> Description {
         sampling: m.sampling.to_string(),
         notes: m.notes.iter().chain(&m.sampling.ignored).cloned().collect(),
     }
+}
+
+/// The experts of a model of so many layers.
+fn experts(e: &Experts, n_layers: usize) -> String {
+    let shared = e.shared.map(|ff| format!(", a shared one of width {ff}")).unwrap_or_default();
+    let over = match e.weights {
+        RouterWeights::OfAll => "all",
+        RouterWeights::OfChosen => "the chosen",
+    };
+    let layers = match e.layers.iter().filter(|&&l| l).count() {
+        n if n == n_layers => String::new(),
+        n => format!(", on {n} of {n_layers} layers"),
+    };
+    format!("{} of {} of width {}{shared}, softmax over {over}{layers}", e.used, e.count, e.d_ff)
+}
+
+/// Elements of the experts that a token does not choose.
+fn unused_by_a_token(s: &ModelSpec) -> u64 {
+    let Some(e) = &s.experts else { return 0 };
+    let matrices = if s.gated() { 3 } else { 2 };
+    let layers = e.layers.iter().filter(|&&l| l).count();
+    (layers * (e.count - e.used) * matrices * e.d_ff * s.d_model) as u64
 }
 
 /// Where a model has norms.

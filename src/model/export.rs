@@ -11,9 +11,10 @@ use safetensors::tensor::{Dtype, View};
 use serde_json::{Value as Json, json};
 
 use super::arch::{self, Family};
-use super::block::tensor_name;
+use super::block::{expert_tensor_name, tensor_name};
 use super::formats::gguf::{Gguf, Metadata, PartName, Value, metadata_of_part, write};
-use super::spec::{Position, Rope, RopePairing, RopeScaling};
+use super::spec::{Position, Rope, RopePairing, RopeScaling, RouterWeights};
+use super::stacks::{SHARED_GATE, STACKS, in_block, of_expert};
 use super::{LoadedModel, ModelSpec, Weights};
 use crate::reference::dequant::dequantise;
 use crate::rope::RopeTable;
@@ -37,13 +38,16 @@ pub fn export_hf_folder(m: &LoadedModel, dir: &Path, dtype: DType, shards: usize
     save("generation_config.json", &json!({ "eos_token_id": m.eos_ids }))?;
 
     let mut views = Vec::new();
-    for (name, parts) in fused(family, &m.weights) {
+    let stacks = |stem: &str| arch::file_name(family.names, &tensor_name(0, stem, "weight")).is_some();
+    for (name, parts) in stacked(fused(family, &m.weights), &m.weights, &stacks) {
         let hf = arch::file_name(family.names, &name).ok_or_else(|| {
             Error::Unsupported(format!("{name}: a {} model of Hugging Face has no such tensor", family.name))
         })?;
         let minus_one = family.hf_norms_are_offsets && name.ends_with("_norm.weight");
-        let mut shape = parts[0].1.shape.clone();
-        shape[0] = parts.iter().map(|(_, t)| t.shape[0]).sum();
+        let mut shape = shape_of(&m.spec, &name, &parts);
+        if in_block(&name).is_some_and(|(_, stem, _)| stem == SHARED_GATE) {
+            shape.insert(0, 1);
+        }
         views.push((hf, HfView { spec: &m.spec, parts, shape, dtype, minus_one }));
     }
     let per_shard = views.len().div_ceil(shards);
@@ -102,11 +106,41 @@ fn fused<'a>(family: &Family, weights: &'a Weights) -> Vec<(String, Vec<(&'a str
     out
 }
 
-/// Layer, name and kind of `blk.{layer}.{name}.{kind}`.
-fn in_block(name: &str) -> Option<(usize, &str, &str)> {
-    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-    let (stem, kind) = rest.rsplit_once('.')?;
-    Some((layer.parse().ok()?, stem, kind))
+/// The same with the experts' matrices in the stacks for which `has` is true.
+fn stacked<'a>(
+    tensors: Vec<(String, Vec<(&'a str, &'a Tensor)>)>,
+    weights: &'a Weights,
+    has: &dyn Fn(&str) -> bool,
+) -> Vec<(String, Vec<(&'a str, &'a Tensor)>)> {
+    let mut out = Vec::new();
+    for (name, of) in tensors {
+        let expert = in_block(&name).and_then(|(layer, stem, _)| Some((layer, of_expert(stem)?)));
+        let stack = expert.and_then(|(_, (part, _))| {
+            STACKS.iter().find(|(stack, parts)| has(stack) && parts.contains(&part))
+        });
+        let (Some((layer, (part, expert))), Some((stack, parts))) = (expert, stack) else {
+            out.push((name, of));
+            continue;
+        };
+        if (part, expert) != (parts[0], 0) {
+            continue;
+        }
+        let each = (0..).flat_map(|e| parts.iter().map(move |p| expert_tensor_name(layer, p, e, "weight")));
+        let all = each.map_while(|name| weights.entry(&name));
+        out.push((tensor_name(layer, stack, "weight"), all.collect()));
+    }
+    out
+}
+
+/// The shape of a tensor made of parts.
+fn shape_of(spec: &ModelSpec, name: &str, parts: &[(&str, &Tensor)]) -> Vec<usize> {
+    let mut shape = parts[0].1.shape.clone();
+    shape[0] = parts.iter().map(|(_, t)| t.shape[0]).sum();
+    let is_stack = in_block(name).is_some_and(|(_, stem, _)| STACKS.iter().any(|(stack, _)| *stack == stem));
+    if let Some(experts) = spec.experts.as_ref().filter(|_| is_stack) {
+        shape = vec![experts.count, shape[0] / experts.count, shape[1]];
+    }
+    shape
 }
 
 /// Writes what [`export_gguf`] makes as `NAME-00001-of-0000N.gguf` and so on in `dir`, N being `count`, and gives the path of
@@ -342,8 +376,24 @@ pub fn export_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
             set(format!("{name}.{key}"), Value::Float(x.into()));
         }
     }
+    if let Some(e) = &s.experts {
+        for (key, x) in [
+            ("expert_count", Some(e.count)),
+            ("expert_used_count", Some(e.used)),
+            ("expert_feed_forward_length", Some(e.d_ff)),
+            ("expert_shared_feed_forward_length", e.shared),
+        ] {
+            if let Some(x) = x {
+                set(format!("{name}.{key}"), n(x));
+            }
+        }
+        let of_chosen = e.weights == RouterWeights::OfChosen;
+        set(format!("{name}.expert_weights_norm"), Value::Bool(of_chosen));
+    }
     let mut tensors = Vec::new();
-    for (name, parts) in fused(family, &m.weights) {
+    let one_by_one = |stack: &str| stack != "ffn_gate_up_exps";
+    for (name, parts) in stacked(fused(family, &m.weights), &m.weights, &one_by_one) {
+        let shape = shape_of(s, &name, &parts);
         let parts: Vec<Tensor> = parts
             .into_iter()
             .map(|(name, t)| match qk_heads(s, name).filter(|_| permute) {
@@ -352,7 +402,8 @@ pub fn export_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
             })
             .collect();
         // Here the fused matrix has the name of the one it begins in other families.
-        tensors.push((name.replace("ffn_gate_up", "ffn_up"), joined(&name, parts)?));
+        let whole = Tensor { shape, ..joined(&name, parts)? };
+        tensors.push((name.replace("ffn_gate_up", "ffn_up"), whole));
     }
     tensors.extend(extra.into_iter().map(|(name, t)| (name.to_owned(), t)));
     Ok(write::to_bytes(&meta, tensors.iter().map(|(n, t)| (n.as_str(), t))))

@@ -33,6 +33,7 @@ pub(super) fn split_fused(spec: &ModelSpec, weights: Weights) -> Result<Weights>
                 // Llama.cpp's converters leave the fused matrix its name; a file with a gate has none of these.
                 "ffn_up"
                     if spec.gated()
+                        && spec.experts_of(layer).is_none()
                         && weights.get(&tensor_name(layer, "ffn_gate", kind)).is_none()
                         && t.shape.first() == Some(&(2 * ff)) =>
                 {

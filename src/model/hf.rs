@@ -10,6 +10,7 @@ use super::check::MAX_LAYERS;
 use super::formats::guise::guise;
 use super::formats::{Files, in_file, map_file, safetensors};
 use super::fused::split_fused;
+use super::stacks::split_stacks;
 use super::vectors::{f32_tensor, vectors_to_f32};
 use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, validate};
 use crate::tensor::Tensor;
@@ -288,7 +289,8 @@ fn canonical(
         }
     }
     tie(family, spec, &mut out, notes);
-    let weights = split_fused(spec, vectors_to_f32(out.into_iter())?).map_err(|e| in_hf_names(family, e))?;
+    let parts = |weights| split_fused(spec, vectors_to_f32(split_stacks(spec, weights)?.into_iter())?);
+    let weights = parts(out.into_iter().collect()).map_err(|e| in_hf_names(family, e))?;
     let mut out = Vec::new();
     for (name, t) in weights {
         let t = if family.hf_norms_are_offsets && name.ends_with("_norm.weight") {

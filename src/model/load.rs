@@ -7,6 +7,7 @@ use super::arch::{self, GgufConfig};
 use super::formats::gguf::{Gguf, PartName, Value};
 use super::formats::in_file;
 use super::fused::split_fused;
+use super::stacks::split_stacks;
 use super::vectors::vectors_to_f32;
 use super::{LoadedModel, SamplingDefaults, TextSource, Weights, hf, synth, validate};
 use crate::{Error, Result};
@@ -48,7 +49,8 @@ pub fn from_gguf(file: Gguf, source: String) -> Result<LoadedModel> {
             "one of the {n} files of a split model; it is opened by the path of the first"
         )));
     }
-    let family = arch::of_gguf(&arch)?;
+    let experts = metadata.get(&format!("{arch}.expert_count")).and_then(Value::as_u64);
+    let family = arch::of_gguf(&arch, experts.is_some_and(|n| n > 0))?;
     let mut weights = Weights::default();
     for (name, t) in tensors {
         weights.insert(name, t);
@@ -64,8 +66,11 @@ pub fn from_gguf(file: Gguf, source: String) -> Result<LoadedModel> {
     }
     // The spec now holds the RoPE factors.
     let factors = ["rope_freqs.weight", arch::LONG_FACTORS, arch::SHORT_FACTORS];
-    let weights = vectors_to_f32(weights.into_iter().filter(|(n, _)| !factors.contains(&n.as_str())))?;
-    let weights = split_fused(&spec, weights)?;
+    let weights = weights.into_iter().filter(|(n, _)| !factors.contains(&n.as_str()));
+    // Before parts are taken out of stacks: their number is checked, and not yet the tensors.
+    spec.check()?;
+    let weights = split_stacks(&spec, weights.collect())?;
+    let weights = split_fused(&spec, vectors_to_f32(weights.into_iter())?)?;
     validate(&spec, &weights)?;
     let id = |key: &str| metadata.get(key).and_then(Value::as_u64).and_then(|v| u32::try_from(v).ok());
     let mut eos_ids: Vec<u32> = ["eos", "eot", "eom"]

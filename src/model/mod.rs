@@ -6,8 +6,8 @@
 //! | item | what |
 //! |---|---|
 //! | [`load()`], [`from_gguf`], [`LoadedModel`], [`TextSource`], [`Weights`] | a model ready to run |
-//! | [`ModelSpec`], [`Ffn`], [`Norm`], [`Position`], [`Rope`], [`RopePairing`], [`RopeScaling`], [`QueryScaling`] | its sizes, independent of the file format |
-//! | [`Block`], [`MatrixSpec`], [`NormSpec`], [`tensor_name`] | the tensors of a block and their names |
+//! | [`ModelSpec`], [`Experts`], [`RouterWeights`], [`Ffn`], [`Norm`], [`Position`], [`Rope`], [`RopePairing`], [`RopeScaling`], [`QueryScaling`] | its sizes, independent of the file format |
+//! | [`Block`], [`FeedForward`], [`Mlp`], [`Mixture`], [`MatrixSpec`], [`Bias`], [`NormSpec`], [`tensor_name`], [`expert_tensor_name`] | the tensors of a block and their names |
 //! | [`SamplingDefaults`], [`TEMPERATURE_RANGE`], [`TOP_P_RANGE`], [`MIN_P_RANGE`], [`REPEAT_PENALTY_RANGE`], [`PENALTY_RANGE`] | sampling settings from its files, and their valid ranges |
 //! | [`validate`], [`wanted_tensors`], [`describe()`], [`Description`] | the tensors it must have, and the tensors it has |
 //! | [`FAMILIES`], [`Family`], [`hf_spec`] | model families, and the one that a `config.json` names |
@@ -19,6 +19,7 @@ mod arch;
 mod block;
 mod check;
 mod describe;
+mod experts;
 mod export;
 pub mod formats;
 mod fused;
@@ -27,12 +28,15 @@ mod load;
 mod loaded;
 mod sampling;
 mod spec;
+mod stacks;
 pub mod synth;
 mod vectors;
 mod weights;
 
 pub use arch::{FAMILIES, Family};
-pub use block::{Block, MatrixSpec, NormSpec, tensor_name};
+pub use block::{
+    Bias, Block, FeedForward, MatrixSpec, Mixture, Mlp, NormSpec, expert_tensor_name, tensor_name,
+};
 pub use check::{validate, wanted_tensors};
 pub use describe::{Description, describe};
 pub use export::{export_gguf, export_hf_folder, export_split_gguf};
@@ -42,5 +46,8 @@ pub use loaded::{LoadedModel, TextSource};
 pub use sampling::{
     MIN_P_RANGE, PENALTY_RANGE, REPEAT_PENALTY_RANGE, SamplingDefaults, TEMPERATURE_RANGE, TOP_P_RANGE,
 };
-pub use spec::{Ffn, ModelSpec, Norm, Position, QkNorm, QueryScaling, Rope, RopePairing, RopeScaling};
+pub use spec::{
+    Experts, Ffn, ModelSpec, Norm, Position, QkNorm, QueryScaling, Rope, RopePairing, RopeScaling,
+    RouterWeights,
+};
 pub use weights::Weights;

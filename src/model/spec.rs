@@ -1,8 +1,9 @@
 //! The description of a model, independent of its file.
 //!
-//! One transformer block covers every dense family here; families differ in the values of this struct, which
+//! One transformer block covers every family here; families differ in the values of this struct, which
 //! `arch/<family>.rs` fills from GGUF metadata or from a `config.json`.
 
+pub use super::experts::{Experts, RouterWeights};
 pub use crate::rope::{QueryScaling, Rope, RopePairing, RopeScaling};
 
 /// Sizes and switches of a decoder-only transformer.
@@ -22,8 +23,10 @@ pub struct ModelSpec {
     pub n_kv_heads: usize,
     /// d_h; `n_heads * head_dim` need not equal `d_model`.
     pub head_dim: usize,
-    /// I, width of the feed-forward.
+    /// I, width of the dense feed-forward; of no importance if every layer has experts.
     pub d_ff: usize,
+    /// Experts in place of the dense feed-forward, on some or all layers.
+    pub experts: Option<Experts>,
     /// V, rows of the embedding.
     pub vocab: usize,
     /// Longest context the model was made for, in tokens.
@@ -139,6 +142,16 @@ impl ModelSpec {
     /// The window of layer `i`, if it has one.
     pub fn window_of(&self, layer: usize) -> Option<usize> {
         self.window.as_ref().and_then(|w| w.layers.get(layer).copied().unwrap_or(false).then_some(w.size))
+    }
+
+    /// The experts of layer `i`; `None` if its feed-forward is dense.
+    pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
+        self.experts.as_ref().filter(|e| e.layers.get(layer).copied().unwrap_or(false))
+    }
+
+    /// Whether the feed-forward of some layer is dense.
+    pub fn has_dense_ffn(&self) -> bool {
+        (0..self.n_layers).any(|layer| self.experts_of(layer).is_none())
     }
 
     /// Whether the feed-forward has a gate.

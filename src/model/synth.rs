@@ -45,6 +45,12 @@ specs!(
     "qwen3-8b",
     "qwen3-14b",
     "qwen3-32b",
+    "qwen3-30b-a3b",
+    "qwen3-235b-a22b",
+    "qwen1.5-moe-a2.7b",
+    "mixtral-8x7b",
+    "olmoe-1b-7b",
+    "granite-3.1-3b-a800m",
     "gemma-2-2b",
     "gemma-3-270m",
     "gemma-3-1b",
@@ -71,6 +77,11 @@ specs!(
     "tiny-granite",
     "tiny-mistral3",
     "tiny-opt",
+    "tiny-qwen3-moe",
+    "tiny-qwen2-moe",
+    "tiny-mixtral",
+    "tiny-olmoe",
+    "tiny-granite-moe",
 );
 
 /// The names that `synth:` knows.
@@ -283,7 +294,8 @@ fn plan(request: &Request) -> (Vec<TensorPlan>, usize, Vec<String>) {
         }
         let shape = wanted.shape;
         let cols = *shape.last().expect("no tensor is a scalar");
-        let residual = name.ends_with("attn_output.weight") || name.ends_with("ffn_down.weight");
+        let residual = name.ends_with("attn_output.weight") || name.contains(".ffn_down");
+        let is_router = name.ends_with("ffn_gate_inp.weight");
         let (dtype, fill) = if shape.len() == 1 {
             let (mean, std) = if name.ends_with("norm.weight") { (1.0, 0.1) } else { (0.0, 0.02) };
             (DType::F32, Fill { mean, std })
@@ -291,8 +303,13 @@ fn plan(request: &Request) -> (Vec<TensorPlan>, usize, Vec<String>) {
             let std = (cols as f32).powf(-0.5)
                 * if residual { (2.0 * spec.n_layers as f32).powf(-0.5) } else { 1.0 };
             let is_table = name.starts_with("position_embd");
-            let d = if is_table && dtype.is_quantised() { DType::F16 } else { fitting(*dtype, cols) };
-            if d != *dtype && !is_table && !replaced.contains(&(cols, d)) {
+            let d = match dtype.is_quantised() {
+                // As in files: rounding a router changes which experts are chosen.
+                true if is_router => DType::F32,
+                true if is_table => DType::F16,
+                _ => fitting(*dtype, cols),
+            };
+            if d != *dtype && !is_table && !is_router && !replaced.contains(&(cols, d)) {
                 replaced.push((cols, d));
             }
             (d, Fill { mean: 0.0, std })

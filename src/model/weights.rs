@@ -10,7 +10,8 @@ use crate::{Error, Result};
 /// `token_embd.weight` `[V,d]`, `position_embd.weight` `[P,d]`, `output_norm.{weight,bias}`, `output.weight` `[V,d]`,
 /// and per layer `blk.{i}.`: `attn_norm.{weight,bias}`, `attn_{q,k,v}.{weight,bias}`, `attn_{q,k}_norm.weight`,
 /// `attn_output.{weight,bias}`, `post_attention_norm.weight`, `ffn_norm.{weight,bias}`,
-/// `ffn_{gate,up,down}.{weight,bias}`, `post_ffw_norm.weight`.
+/// `ffn_{gate,up,down}.{weight,bias}`, `post_ffw_norm.weight`; of experts `ffn_gate_inp.weight` `[E,d]`, of each expert e
+/// `ffn_{gate,up,down}.{e}.weight` (GGUF: in stacks), `ffn_{gate,up,down}_shexp.weight`, `ffn_gate_inp_shexp.weight` `[d]`.
 #[derive(Debug, Clone, Default)]
 pub struct Weights {
     tensors: BTreeMap<String, Tensor>,
@@ -25,6 +26,11 @@ impl Weights {
     /// The tensor called `name`, if present.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name)
+    }
+
+    /// The tensor called `name` with its name here, if present.
+    pub(super) fn entry(&self, name: &str) -> Option<(&str, &Tensor)> {
+        self.tensors.get_key_value(name).map(|(k, t)| (k.as_str(), t))
     }
 
     /// The tensor called `name` with exactly this shape.
@@ -64,6 +70,12 @@ impl Weights {
     /// Total bytes of all tensors.
     pub fn bytes(&self) -> u64 {
         self.tensors.values().map(|t| t.data.len() as u64).sum()
+    }
+}
+
+impl FromIterator<(String, Tensor)> for Weights {
+    fn from_iter<I: IntoIterator<Item = (String, Tensor)>>(all: I) -> Weights {
+        Weights { tensors: all.into_iter().collect() }
     }
 }
 

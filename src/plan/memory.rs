@@ -234,9 +234,15 @@ fn device_rows(sizes: &Sizes, rows: u64, logits: u64) -> u64 {
 /// Activations of `rows` rows and `logits` rows of logits on the host: f32, and the widest input prepared.
 fn host_rows(sizes: &Sizes, rows: u64, logits: u64) -> u64 {
     let spec = &sizes.spec;
-    let (d, q, kv, ff) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64, spec.d_ff as u64);
+    let (d, q, kv) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64);
+    let ff = if spec.has_dense_ffn() { spec.d_ff as u64 } else { 0 };
+    // Of experts: activations, outputs and sorted inputs of each choice, and the logits.
+    let experts = spec.experts.as_ref().map_or(0, |e| {
+        let (used, width, shared) = (e.used as u64, e.d_ff as u64, e.shared.unwrap_or(0) as u64);
+        4 * (used * (2 * width + d) + 2 * shared + e.count as u64) + 6 * used * d.max(width)
+    });
     let widest = (2 * ff).max(q + 2 * kv) + 3 * d + q;
-    rows * (4 * widest + 6 * ff.max(d).max(q)) + logits * 4 * spec.vocab as u64
+    rows * (4 * widest + 6 * ff.max(d).max(q) + experts) + logits * 4 * spec.vocab as u64
 }
 
 /// Split attention: partial sums of spans.

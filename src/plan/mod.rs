@@ -10,7 +10,7 @@
 //! | item | what |
 //! |---|---|
 //! | [`plan_with`], [`Plan`], [`Candidate`], [`Request`], [`Fixed`], [`Strategy`], [`countable`], [`boundary_curve`] | compares the candidates of all strategies and chooses one |
-//! | [`Sizes`], [`ELEMENT`], [`attention_elements`], [`ffn_elements`], [`norm_elements`] | bytes and elements of a model's units |
+//! | [`Sizes`], [`ELEMENT`], [`attention_elements`], [`ffn_elements`], [`norm_elements`], [`ffn_of_row`], [`RowWork`] | bytes and elements of a model's units |
 //! | [`memory()`], [`Load`], [`Available`], [`NodesRoom`], [`page_bytes`] | memory that a placement needs on each side, and on memory nodes |
 //! | [`Costs`], [`Batch`], [`Group`], [`Scan`], [`Direction`] | the cost interface of planners and of the virtual machine |
 //! | [`Hardware`], [`Roofline`], [`Uncached`], [`CostSource`] | costs computed from a machine's description; measured tables implement the same interface |
@@ -48,6 +48,8 @@ pub use prefix::Prefix;
 pub use price::{Spilled, Stage, Times, Workload, price};
 pub use programs::{Busy, FarForecast, OperationTime, PredictedRun, far_forecast, programs, programs_with};
 pub use roofline::Roofline;
-pub use sizes::{Block, ELEMENT, Sizes, TwoSided, attention_elements, ffn_elements, norm_elements};
+pub use sizes::{
+    Block, ELEMENT, RowWork, Sizes, TwoSided, attention_elements, ffn_elements, ffn_of_row, norm_elements,
+};
 pub use step_times::{CostSource, StepTimes, Uncached};
 pub use sublayer::{Priced, Resident, batch_policies, best_policies, incoming_bytes, streaming_threshold};

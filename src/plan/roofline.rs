@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 
 use super::cost::{Batch, Costs, Direction, Scan};
 use super::hardware::{Gpu, Hardware, Link, WeightsNodes};
-use super::sizes::{ELEMENT, Sizes};
+use super::sizes::{ELEMENT, Sizes, ffn_of_row};
 use crate::program::{Launches, Side, Sublayer};
 
 /// How arithmetic and memory time combine.
@@ -166,20 +166,23 @@ impl<'a> Roofline<'a> {
     /// and read. With [`Form::Larger`] it is causal, and scores stay in registers.
     pub fn work(&self, side: Side, layer: usize, sublayer: Sublayer, batch: &Batch<'_>) -> Work {
         let (spec, block) = (&self.sizes.spec, &self.sizes.blocks[layer]);
-        let (d, q, kv, ff) =
-            (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64, spec.d_ff as u64);
+        let (d, q, kv) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64);
         let rows = batch.rows();
-        let y = block.of(sublayer).on(side);
+        let y = self.sizes.read(layer, sublayer, rows).on(side);
         let linear = |inputs: u64, outputs: u64| Work {
             flops: 2 * rows * inputs * outputs,
             x: rows * inputs * ELEMENT,
             y,
         };
+        let feed_forward = |part: usize| {
+            let of_row = ffn_of_row(spec, layer)[part];
+            Work { flops: 2 * rows * of_row.elements, x: rows * of_row.inputs * ELEMENT, y }
+        };
         match sublayer {
             Sublayer::Qkv => linear(d, q + 2 * kv),
             Sublayer::Out => linear(q, d),
-            Sublayer::Up => linear(d, if spec.gated() { 2 * ff } else { ff }),
-            Sublayer::Down => linear(ff, d),
+            Sublayer::Up => feed_forward(0),
+            Sublayer::Down => feed_forward(1),
             Sublayer::Scores | Sublayer::Values => {
                 let pairs = match self.form {
                     Form::Larger => batch.pairs(block.window),

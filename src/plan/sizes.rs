@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! W_attn = e·(d·h_a·d_h + 2·d·h_kv·d_h + h_a·d_h·d)      W_ffn = e·3·d·I (gated), e·2·d·I        (HELM §4.1, LIA §3)
+//! W_experts = e·3·d·I_e each; B rows read D(B) = E·(1 − (1 − k/E)^B) of E, each expert as likely as any other
 //! keys and values per token and layer = 2·h_kv·d_h·e      hidden row = d·e
 //! ```
 
-use crate::model::{ModelSpec, Norm, Position, Weights};
+use crate::model::{self, Experts, FeedForward, Mlp, ModelSpec, Norm, Position, Weights};
 use crate::program::Sublayer;
 use crate::simd::Isa;
 use crate::simd::linear::{Linear, Packed};
@@ -29,6 +30,12 @@ pub struct TwoSided {
 impl TwoSided {
     fn same(bytes: u64) -> TwoSided {
         TwoSided { host: bytes, device: bytes }
+    }
+
+    /// The share `of` of it.
+    fn share(self, of: f64) -> TwoSided {
+        let part = |bytes: u64| (bytes as f64 * of).round() as u64;
+        TwoSided { host: part(self.host), device: part(self.device) }
     }
 
     fn add(self, other: TwoSided) -> TwoSided {
@@ -55,6 +62,8 @@ pub struct Block {
     pub up: TwoSided,
     /// Second matrix of the feed-forward.
     pub down: TwoSided,
+    /// What of `up` and of `down` belongs to experts of which a row uses some.
+    pub experts: [TwoSided; 2],
     /// Tokens that a query sees, if not all.
     pub window: Option<u64>,
 }
@@ -68,6 +77,15 @@ impl Block {
             Sublayer::Out => self.out,
             Sublayer::Up => self.up,
             Sublayer::Down => self.down,
+        }
+    }
+
+    /// Bytes of one sublayer that a row need not read, because it belongs to experts.
+    fn of_experts(&self, sublayer: Sublayer) -> TwoSided {
+        match sublayer {
+            Sublayer::Up => self.experts[0],
+            Sublayer::Down => self.experts[1],
+            _ => TwoSided::default(),
         }
     }
 
@@ -95,6 +113,14 @@ pub struct Sizes {
 }
 
 impl Sizes {
+    /// Bytes of the weights of a sublayer that `rows` rows read: all but those of experts that none of them is expected to use.
+    pub fn read(&self, layer: usize, sublayer: Sublayer, rows: u64) -> TwoSided {
+        let (block, all) = (&self.blocks[layer], self.blocks[layer].of(sublayer));
+        let Some(e) = self.spec.experts_of(layer) else { return all };
+        let unused = block.of_experts(sublayer).share(1.0 - e.distinct(rows) / e.count as f64);
+        TwoSided { host: all.host - unused.host, device: all.device - unused.device }
+    }
+
     /// The mean over the blocks of what `of` gives for a block's window. It is asked once for each window that there is.
     pub fn mean_by_window(&self, of: impl Fn(Option<u64>) -> u64) -> u64 {
         let mut windows: Vec<(Option<u64>, u64)> = Vec::with_capacity(2);
@@ -115,7 +141,34 @@ pub fn attention_elements(spec: &ModelSpec) -> u64 {
     d * q + 2 * d * kv + q * d
 }
 
-/// Elements of the feed-forward's matrices.
+/// What a row multiplies in one part of a feed-forward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowWork {
+    /// Elements of the matrices.
+    pub elements: u64,
+    /// Elements of its input.
+    pub inputs: u64,
+}
+
+/// What a row multiplies in the first and in the second part of a layer's feed-forward: of experts, the router and the chosen
+/// ones.
+pub fn ffn_of_row(spec: &ModelSpec, layer: usize) -> [RowWork; 2] {
+    let d = spec.d_model as u64;
+    let ups = if spec.gated() { 2 } else { 1 };
+    let of = |router: u64, width: u64| {
+        let up = RowWork { elements: router * d + ups * d * width, inputs: d };
+        [up, RowWork { elements: width * d, inputs: width }]
+    };
+    match spec.experts_of(layer) {
+        None => of(0, spec.d_ff as u64),
+        Some(e) => {
+            let gate = u64::from(e.shared.is_some());
+            of(e.count as u64 + gate, (e.used * e.d_ff + e.shared.unwrap_or(0)) as u64)
+        }
+    }
+}
+
+/// Elements of the matrices of a dense feed-forward.
 pub fn ffn_elements(spec: &ModelSpec) -> u64 {
     let matrices = if spec.gated() { 3 } else { 2 };
     matrices * spec.d_model as u64 * spec.d_ff as u64
@@ -136,6 +189,7 @@ impl Sizes {
     pub fn of_spec(spec: &ModelSpec) -> Sizes {
         let (d, q, kv) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64);
         let ff = spec.d_ff as u64;
+        let wide = |e: &Experts| (e.count * e.d_ff + e.shared.unwrap_or(0)) as u64;
         let biased = matches!(spec.norm, Norm::Layer { .. });
         let bias = |n: u64, has: bool| if has { n } else { 0 };
         let bytes = |elements: u64| TwoSided::same(ELEMENT * elements);
@@ -147,8 +201,18 @@ impl Sizes {
         let block = |layer: usize| Block {
             qkv: bytes(d * (q + 2 * kv) + qkv_bias + qk_norms + pre),
             out: bytes(q * d + bias(d, biased) + post),
-            up: bytes(ups * d * ff + bias(ups * ff, biased) + pre),
-            down: bytes(ff * d + bias(d, biased) + post),
+            up: match spec.experts_of(layer) {
+                None => bytes(ups * d * ff + bias(ups * ff, biased) + pre),
+                // The router is kept in f32.
+                Some(e) => bytes(ups * d * wide(e) + pre).add(TwoSided::same(4 * e.count as u64 * d)),
+            },
+            down: match spec.experts_of(layer) {
+                None => bytes(ff * d + bias(d, biased) + post),
+                Some(e) => bytes(d * wide(e) + post),
+            },
+            experts: spec.experts_of(layer).map_or([TwoSided::default(); 2], |e| {
+                [ups, 1].map(|n| bytes(n * d * (e.count * e.d_ff) as u64))
+            }),
             window: spec.window_of(layer).map(|w| w as u64),
         };
         let positions = match spec.position {
@@ -185,14 +249,29 @@ impl Sizes {
             each.map(&mut named).fold(TwoSided::default(), TwoSided::add)
         };
         let blocks = (0..spec.n_layers)
-            .map(|i| Block {
-                qkv: sum(i, &["attn_norm", "attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm"]),
-                out: sum(i, &["attn_output", "post_attention_norm"]),
-                up: sum(i, &["ffn_norm", "ffn_gate", "ffn_up"]),
-                down: sum(i, &["ffn_down", "post_ffw_norm"]),
-                window: spec.window_of(i).map(|w| w as u64),
+            .map(|i| {
+                let experts = experts_of(spec, weights, isa, i);
+                let router = router_of(spec, i);
+                let [up, down] = experts;
+                let ups = [
+                    "ffn_norm",
+                    "ffn_gate",
+                    "ffn_up",
+                    "ffn_gate_inp_shexp",
+                    "ffn_gate_shexp",
+                    "ffn_up_shexp",
+                ];
+                Block {
+                    qkv: sum(i, &["attn_norm", "attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm"]),
+                    out: sum(i, &["attn_output", "post_attention_norm"]),
+                    up: sum(i, &ups).add(up).add(router),
+                    down: sum(i, &["ffn_down", "ffn_down_shexp", "post_ffw_norm"]).add(down),
+                    experts,
+                    window: spec.window_of(i).map(|w| w as u64),
+                }
             })
             .collect();
+        one_layout &= spec.experts.is_none();
         let of = |name: &str| weights.get(name).map_or(TwoSided::default(), |t| tensor_bytes(t, isa));
         // Rows of the embedding are looked up in the file's own format.
         let raw = |name: &str| {
@@ -261,6 +340,26 @@ impl Sizes {
     }
 }
 
+/// Bytes of the first and of the second matrices of a layer's experts.
+fn experts_of(spec: &ModelSpec, weights: &Weights, isa: Isa, layer: usize) -> [TwoSided; 2] {
+    let mut all = [TwoSided::default(); 2];
+    let FeedForward::Experts(mixture) = model::Block::of(spec, layer).ffn else { return all };
+    for Mlp { gate, up, down } in &mixture.experts {
+        let of = |m: &model::MatrixSpec| {
+            weights.get(&m.tensor(layer, "weight")).map_or(TwoSided::default(), |t| tensor_bytes(t, isa))
+        };
+        all[0] = gate.iter().chain([up]).map(of).fold(all[0], TwoSided::add);
+        all[1] = all[1].add(of(down));
+    }
+    all
+}
+
+/// Bytes of a layer's router, which is kept in f32.
+fn router_of(spec: &ModelSpec, layer: usize) -> TwoSided {
+    let elements = spec.experts_of(layer).map_or(0, |e| e.count * spec.d_model);
+    TwoSided::same(4 * elements as u64)
+}
+
 fn tensor_bytes(t: &Tensor, isa: Isa) -> TwoSided {
     let raw = t.data.len() as u64;
     if t.shape.len() < 2 {
@@ -296,19 +395,53 @@ mod tests {
     /// A model of random bf16 weights has the sizes that its spec says, but for norms, which are f32.
     #[test]
     fn a_spec_and_its_tensors_agree() {
-        for name in
-            ["tiny-llama", "tiny-qwen3", "tiny-opt", "tiny-gemma2", "tiny-gemma3", "tiny-qwen2", "tiny-olmo2"]
-        {
+        for name in [
+            "tiny-llama",
+            "tiny-qwen3",
+            "tiny-opt",
+            "tiny-gemma2",
+            "tiny-gemma3",
+            "tiny-qwen2",
+            "tiny-olmo2",
+            "tiny-qwen3-moe",
+            "tiny-qwen2-moe",
+            "tiny-mixtral",
+        ] {
             let model = synth::outline(name).unwrap();
             let (a, b) = (sizes(name), Sizes::of_weights(&model.spec, &model.weights, Isa::Reference));
-            assert!(b.one_layout);
+            assert_eq!(b.one_layout, model.spec.experts.is_none());
             for unit in 0..a.units() {
                 let (want, got) = (a.unit(unit).host, b.unit(unit).host);
                 let vectors = 64 * 1024;
                 assert!(got >= want && got <= want + vectors, "{name} unit {unit}: {got} for {want}");
             }
             assert_eq!(a.shared_table, b.shared_table, "{name}");
+            for layer in 0..a.layers() {
+                assert_eq!(a.blocks[layer].experts, b.blocks[layer].experts, "{name}");
+            }
         }
+    }
+
+    /// What is read per token, by hand: 3·48·4 experts of 3·2048·768 elements, and the rest.
+    #[test]
+    fn few_rows_read_some_experts() {
+        let s = sizes("qwen3-30b-a3b");
+        let expert = 2 * 3 * 2048 * 768u64;
+        let router = 4 * 128 * 2048;
+        let norms = 2 * 2048;
+        let ffn = |rows| [Sublayer::Up, Sublayer::Down].map(|p| s.read(0, p, rows).host).iter().sum::<u64>();
+        assert_eq!(ffn(1), 8 * expert + router + norms);
+        assert_eq!(ffn(1_000_000), 128 * expert + router + norms);
+        assert_eq!(s.blocks[0].total().host - s.blocks[0].qkv.host - s.blocks[0].out.host, ffn(1_000_000));
+        let two = (ffn(2) - router - norms) as f64 / expert as f64;
+        assert!((two - 15.5).abs() < 1e-6, "{two}");
+        assert_eq!(s.read(0, Sublayer::Qkv, 1), s.blocks[0].qkv);
+        let [up, down] = ffn_of_row(&s.spec, 0);
+        assert_eq!((up.elements, up.inputs), (128 * 2048 + 8 * 2 * 2048 * 768, 2048));
+        assert_eq!((down.elements, down.inputs), (8 * 2048 * 768, 8 * 768));
+        // 30.5 billion parameters, 3.3 of them active.
+        let elements = s.model().host as f64 / 2.0;
+        assert!((30.4e9..30.7e9).contains(&elements), "{elements}");
     }
 
     #[test]

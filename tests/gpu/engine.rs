@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::support::gpu;
+use crate::support::models::dense_models;
 use crate::support::{models, naive_model, rounding};
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::{Accelerator, TOP_K, on_kernels};
@@ -49,7 +50,7 @@ fn options(kv: Half, context: usize, sequences: usize) -> Options {
 fn every_family_computes_what_its_spec_says() {
     let mut failures = Vec::new();
     for (device, accel) in accelerators() {
-        for name in tandem::model::synth::names().filter(|n| n.starts_with("tiny-")) {
+        for name in dense_models() {
             for (dtype, kv) in [("bf16", Half::BF16), ("f16", Half::F16), ("q4_k", Half::BF16)] {
                 let kv = gpu::kv(&accel, kv);
                 let m = load(&format!("synth:{name},dtype={dtype},seed=7")).unwrap();

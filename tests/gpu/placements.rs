@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::support::gpu;
+use crate::support::models::dense_models;
 use crate::support::sub_batches::{self, Moves};
 use crate::support::{models, naive_model, rounding};
 use proptest::prelude::*;
@@ -121,7 +122,7 @@ fn named(layers: usize) -> Vec<(&'static str, Placement)> {
 #[test]
 fn placements_that_plans_use_give_the_models_logits() {
     let mut failures = Vec::new();
-    for name in tandem::model::synth::names().filter(|n| n.starts_with("tiny-")) {
+    for name in dense_models() {
         let dtypes: &[&str] = if name == "tiny-llama" { &["bf16", "f16", "q4_k"] } else { &["q4_k"] };
         for dtype in dtypes {
             let m = load(&format!("synth:{name},dtype={dtype},seed=7")).unwrap();

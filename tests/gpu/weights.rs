@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::support::gpu;
+use crate::support::models::dense_models;
 use tandem::Error;
 use tandem::cache::PAGE_TOKENS;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
@@ -160,7 +161,7 @@ fn streamed_layers_give_the_bits_of_resident_ones() {
         // Kernels on the host are slow: one type is what a test has time for, of two families in the orders of the stand-in.
         let stand_in = gpu::is_stand_in(&device);
         let few = |n: &&str| !stand_in || ["tiny-llama", "tiny-gemma3"].contains(n);
-        for name in tandem::model::synth::names().filter(|n| n.starts_with("tiny-")).filter(few) {
+        for name in dense_models().filter(few) {
             let dtypes = ["q4_k", "bf16"];
             for dtype in &dtypes[..if stand_in || device.contains("mulated") { 1 } else { 2 }] {
                 let m = load(&format!("synth:{name},dtype={dtype},seed=11")).unwrap();
@@ -184,7 +185,7 @@ fn planned_bytes(accel: &dyn Accelerator, m: &LoadedModel, act: Half) -> u64 {
 #[test]
 fn a_layer_is_one_image_and_its_bytes_are_known_before() {
     for (device, accel) in accelerators() {
-        for name in tandem::model::synth::names().filter(|n| n.starts_with("tiny-")) {
+        for name in dense_models() {
             let m = load(&format!("synth:{name},dtype=q8_0,seed=2")).unwrap();
             let act = activation_type(&*accel, &m.spec, &m.weights).unwrap();
             let free = accel.runtime().memory_free().unwrap();

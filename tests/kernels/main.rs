@@ -2,5 +2,6 @@
 
 mod attention;
 mod elementwise;
+mod experts;
 mod linear;
 mod quantise;

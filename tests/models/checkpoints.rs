@@ -26,6 +26,8 @@ struct Fixture {
 struct Case {
     title: String,
     config: Json,
+    /// Changes all numbers: chosen so that no router's choice is close.
+    salt: u32,
     tensors: BTreeMap<String, Vec<usize>>,
     logits: Vec<Vec<f32>>,
 }
@@ -39,9 +41,9 @@ fn fixture() -> Fixture {
 }
 
 /// A tensor's elements: `weights` of make_families.py.
-fn elements(name: &str, shape: &[usize], norms_are_offsets: bool) -> Vec<u8> {
+fn elements(name: &str, shape: &[usize], salt: u32, norms_are_offsets: bool) -> Vec<u8> {
     let fnv = |h: u32, b: u8| (h ^ u32::from(b)).wrapping_mul(0x0100_0193);
-    let seed = u64::from(name.bytes().fold(0x811c_9dc5, fnv)) << 20;
+    let seed = u64::from(name.bytes().fold(0x811c_9dc5 ^ salt, fnv)) << 20;
     let n = shape.iter().product::<usize>() as u64;
     let gain = if name.contains("q_proj") || name.contains("k_proj") { 2.0 } else { 1.0 };
     let each = |i: u64| {
@@ -52,7 +54,8 @@ fn elements(name: &str, shape: &[usize], norms_are_offsets: bool) -> Vec<u8> {
         let w = match shape {
             _ if name.contains("norm") => 0.5 * unit + if norms_are_offsets { 0.0 } else { 1.0 },
             [_] => 0.3 * unit,
-            _ => unit * gain * (3.0 / shape[1] as f64).sqrt(),
+            [.., cols] => unit * gain * (3.0 / *cols as f64).sqrt(),
+            [] => unreachable!("no tensor is a scalar"),
         };
         (w as f32).to_le_bytes()
     };
@@ -66,7 +69,7 @@ fn write(case: &Case, dir: &Path) {
     let data: Vec<(&str, &[usize], Vec<u8>)> = case
         .tensors
         .iter()
-        .map(|(name, shape)| (name.as_str(), &shape[..], elements(name, shape, gemma)))
+        .map(|(name, shape)| (name.as_str(), &shape[..], elements(name, shape, case.salt, gemma)))
         .collect();
     let views = data.iter().map(|(name, shape, bytes)| {
         (*name, TensorView::new(Dtype::F32, shape.to_vec(), bytes).expect("as many bytes as the shape has"))

@@ -2,7 +2,9 @@
 
 use crate::support::{models, naive_model, rounding};
 use tandem::engine::{NewTokens, Options};
-use tandem::model::{LoadedModel, ModelSpec, Position, Rope, RopePairing, RopeScaling, load};
+use tandem::model::{
+    Experts, LoadedModel, ModelSpec, Position, Rope, RopePairing, RopeScaling, RouterWeights, load,
+};
 use tandem::program::Wants;
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
@@ -10,6 +12,8 @@ use tandem::tensor::Half;
 
 /// More than a page, than a window of the tiny models and than a block of attention.
 const TOKENS: usize = 70;
+/// With experts: with every choice there is more risk that one is too close to be compared.
+const TOKENS_OF_EXPERTS: usize = 16;
 
 fn tokens(n: usize, vocab: usize) -> Vec<u32> {
     (0..n).map(|i| (i * i * 31 + i * 7 + 3) as u32 % vocab as u32).collect()
@@ -18,7 +22,8 @@ fn tokens(n: usize, vocab: usize) -> Vec<u32> {
 fn check(name: &str, m: &LoadedModel) -> Vec<String> {
     let mut failures = Vec::new();
     let vocab = m.spec.vocab;
-    let tokens = tokens(TOKENS, vocab);
+    let n = tokens_of(&m.spec);
+    let tokens = tokens(n, vocab);
     for kv in Half::ALL {
         let want: Vec<f32> = naive_model::logits(&m.spec, &m.weights, kv, &tokens)
             .into_iter()
@@ -30,13 +35,13 @@ fn check(name: &str, m: &LoadedModel) -> Vec<String> {
                 if isa == Isa::Reference && mode == Mode::Deterministic {
                     continue; // it has one kernel for everything, and is slow
                 }
-                let mut options = Options::new(isa, TOKENS);
+                let mut options = Options::new(isa, n);
                 (options.kv_dtype, options.mode, options.threads) = (kv, mode, Some(2));
                 let mut e = models::engine(m, &options);
                 let seq = e.add();
                 let mut got = Vec::new();
                 // A prompt, and then single tokens.
-                let (prompt, rest) = tokens.split_at(TOKENS - 4);
+                let (prompt, rest) = tokens.split_at(n - 4);
                 for step in std::iter::once(prompt).chain(rest.chunks(1)) {
                     let input = NewTokens { id: seq, tokens: step, wants: Wants::All };
                     got.extend_from_slice(e.forward(&[input]).unwrap());
@@ -61,11 +66,39 @@ fn check(name: &str, m: &LoadedModel) -> Vec<String> {
     failures
 }
 
+fn tokens_of(spec: &ModelSpec) -> usize {
+    if spec.experts.is_some() { TOKENS_OF_EXPERTS } else { TOKENS }
+}
+
+/// A tiny model with f32 weights, its spec changed; if it has experts, the first that chooses none of them by so little that rounding
+/// might choose another. A router's logits are off by a quarter of the bound, like other results, and the lead of one over
+/// another by √2 of that: twice the bound is six times as much.
+fn decided(name: &str, change: &dyn Fn(&mut ModelSpec)) -> LoadedModel {
+    let isa = *Isa::supported().last().unwrap();
+    for seed in 7..2000 {
+        let mut m = load(&format!("synth:{name},dtype=f32,seed={seed}")).unwrap();
+        change(&mut m.spec);
+        let tokens = tokens(tokens_of(&m.spec), m.spec.vocab);
+        let is_clear = Half::ALL.iter().all(|&kv| {
+            let bound = rounding::cpu(&m.spec, kv, kv == Half::BF16 && isa >= Isa::Avx512);
+            naive_model::closest_choice(&m.spec, &m.weights, kv, &tokens) > 2.0 * bound
+        });
+        if m.spec.experts.is_none() || is_clear {
+            return m;
+        }
+    }
+    panic!("{name}: every seed has choices that are too close");
+}
+
 /// A tiny model with f32 weights, its spec changed.
 fn with(name: &str, change: impl FnOnce(&mut ModelSpec)) -> LoadedModel {
     let mut m = load(&format!("synth:{name},dtype=f32,seed=7")).unwrap();
     change(&mut m.spec);
     m
+}
+
+fn experts(spec: &mut ModelSpec) -> &mut Experts {
+    spec.experts.as_mut().expect("a model with experts")
 }
 
 fn rope(spec: &mut ModelSpec) -> &mut Rope {
@@ -77,7 +110,7 @@ fn rope(spec: &mut ModelSpec) -> &mut Rope {
 fn every_family_computes_what_its_spec_says() {
     let mut failures = Vec::new();
     for name in tandem::model::synth::names().filter(|n| n.starts_with("tiny-")) {
-        failures.extend(check(name, &with(name, |_| ())));
+        failures.extend(check(name, &decided(name, &|_| ())));
     }
     assert!(failures.is_empty(), "\n{}", failures.join("\n"));
 }
@@ -96,7 +129,7 @@ fn every_switch_of_a_spec_does_what_it_says() {
         truncate,
         attention_factor: 1.2,
     };
-    let variants: [(&str, &str, &dyn Fn(&mut ModelSpec)); 16] = [
+    let variants: [(&str, &str, &dyn Fn(&mut ModelSpec)); 19] = [
         ("interleaved pairs", "tiny-llama", &|s| rope(s).pairing = RopePairing::Interleaved),
         ("linear scaling", "tiny-llama", &|s| rope(s).scaling = RopeScaling::Linear { factor: 4.0 }),
         ("frequency factors", "tiny-llama", &factors),
@@ -126,6 +159,11 @@ fn every_switch_of_a_spec_does_what_it_says() {
         ("logits scaled before their soft-cap", "tiny-gemma3", &|s| {
             (s.logit_scale, s.logit_softcap) = (0.3, Some(1.5));
         }),
+        ("experts weighed among all", "tiny-qwen3-moe", &|s| {
+            experts(s).weights = RouterWeights::OfAll;
+        }),
+        ("one expert", "tiny-mixtral", &|s| experts(s).used = 1),
+        ("all experts", "tiny-mixtral", &|s| experts(s).used = 4),
         ("llama3 scaling, short first context", "tiny-llama3", &|s| {
             rope(s).scaling = RopeScaling::Llama3 {
                 factor: 8.0,
@@ -137,7 +175,7 @@ fn every_switch_of_a_spec_does_what_it_says() {
     ];
     let mut failures = Vec::new();
     for (what, name, change) in variants {
-        failures.extend(check(what, &with(name, change)));
+        failures.extend(check(what, &decided(name, change)));
     }
     assert!(failures.is_empty(), "\n{}", failures.join("\n"));
 }
@@ -145,7 +183,7 @@ fn every_switch_of_a_spec_does_what_it_says() {
 #[test]
 fn the_comparison_sees_small_mistakes() {
     // What the bounds must not hide: each of these is one wrong constant.
-    let mistakes: [(&str, &str, &dyn Fn(&mut ModelSpec)); 9] = [
+    let mistakes: [(&str, &str, &dyn Fn(&mut ModelSpec)); 12] = [
         ("tiny-gemma3", "window off by one", &|s| s.window.as_mut().unwrap().size += 1),
         ("tiny-gemma3", "no local theta", &|s| rope(s).local_theta = None),
         ("tiny-gemma3", "SiLU for GELU", &|s| s.ffn = tandem::model::Ffn::SwiGlu),
@@ -157,6 +195,9 @@ fn the_comparison_sees_small_mistakes() {
             s.window.as_mut().unwrap().layers.iter_mut().for_each(|w| *w = !*w);
         }),
         ("tiny-olmo2", "no post norms", &|s| s.post_norms = false),
+        ("tiny-qwen3-moe", "one expert less", &|s| experts(s).used -= 1),
+        ("tiny-qwen3-moe", "weights of all", &|s| experts(s).weights = RouterWeights::OfAll),
+        ("tiny-qwen2-moe", "no shared expert", &|s| experts(s).shared = None),
     ];
     for (name, what, mistake) in mistakes {
         let m = with(name, |_| ());

@@ -13,7 +13,7 @@ use tandem::tensor::Half;
 /// Two pages and a bit, beyond the windows of the tiny models.
 const TOKENS: usize = 67;
 
-const FAMILIES: [&str; 8] = [
+const FAMILIES: [&str; 11] = [
     "tiny-llama",
     "tiny-llama3",
     "tiny-llama-80",
@@ -22,14 +22,18 @@ const FAMILIES: [&str; 8] = [
     "tiny-qwen3",
     "tiny-gemma3",
     "tiny-opt",
+    "tiny-qwen3-moe",
+    "tiny-qwen2-moe",
+    "tiny-olmoe",
 ];
 const DTYPES: [&str; 12] =
     ["f32", "bf16", "f16", "q8_0", "q4_0", "q4_k", "q6_k", "iq4_nl", "mxfp4", "iq4_xs", "q3_k", "q2_k"];
 
-/// Every family in bf16 and q4_k, every dtype in one family.
+/// Every family in bf16 and q4_k, every dtype in one family with a dense feed-forward and one with experts.
 fn models() -> Vec<(String, LoadedModel)> {
     let every_family = FAMILIES.iter().flat_map(|f| ["bf16", "q4_k"].map(|d| (*f, d)));
-    let every_dtype = DTYPES.iter().filter(|d| !["bf16", "q4_k"].contains(d)).map(|d| ("tiny-qwen3", *d));
+    let others = DTYPES.iter().filter(|d| !["bf16", "q4_k"].contains(d));
+    let every_dtype = others.flat_map(|d| ["tiny-qwen3", "tiny-qwen3-moe"].map(|family| (family, *d)));
     every_family
         .chain(every_dtype)
         .map(|(family, dtype)| {
@@ -64,7 +68,8 @@ fn feed(e: &mut Engine, seq: RequestId, tokens: &[u32], chunk: usize) -> Vec<f32
     out
 }
 
-/// Exactly equal in deterministic mode; in fast mode the worst row within [`rounding::activations`].
+/// Exactly equal in deterministic mode; in fast mode the worst row within [`rounding::activations`]. With experts, the last bits
+/// of fast mode may choose another expert, and nothing can be said.
 #[track_caller]
 fn assert_same(what: &str, mode: Mode, m: &LoadedModel, isa: Isa, got: &[f32], want: &[f32]) {
     let differs = got.iter().zip(want).position(|(a, b)| a.to_bits() != b.to_bits());
@@ -72,6 +77,9 @@ fn assert_same(what: &str, mode: Mode, m: &LoadedModel, isa: Isa, got: &[f32], w
     let Some(at) = differs else { return };
     let row = at / m.spec.vocab;
     assert!(mode == Mode::Fast, "{what}: row {row}: {} is not {}", got[at], want[at]);
+    if m.spec.experts.is_some() {
+        return;
+    }
     let off = got
         .chunks_exact(m.spec.vocab)
         .zip(want.chunks_exact(m.spec.vocab))

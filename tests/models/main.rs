@@ -1,6 +1,7 @@
 //! Model files, families and whole models on the CPU.
 
 mod checkpoints;
+mod experts;
 mod families;
 mod formats;
 mod golden;

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use tandem::engine::{Engine, Options};
-use tandem::model::LoadedModel;
+use tandem::model::{LoadedModel, synth};
 use tandem::simd::Isa;
 
 /// Where a model for tests is, in `$TANDEM_TEST_MODELS` or `models/`; a loud skip if it is nowhere.
@@ -27,6 +27,12 @@ pub fn smollm2() -> Option<PathBuf> {
 /// Gemma 3 270M in Q4_K_M.
 pub fn gemma3() -> Option<PathBuf> {
     find(["gemma-3-270m-q4_k_m.gguf", "gemma3.gguf"])
+}
+
+/// The names of the tiny models without experts, which accelerators run.
+pub fn dense_models() -> impl Iterator<Item = &'static str> {
+    let dense = |n: &&str| synth::spec(n).is_ok_and(|spec| spec.experts.is_none());
+    synth::names().filter(|n| n.starts_with("tiny-")).filter(dense)
 }
 
 /// The tiers that this machine runs; a line for each that it does not.

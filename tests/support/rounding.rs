@@ -45,7 +45,7 @@ pub fn cpu_and_cache(spec: &ModelSpec, kv: Half, scores: f64) -> f64 {
 /// tier and rounded to bf16 by the other, a second independent error of that size. The 4 inputs of each of L layers and
 /// that of the head are rounded so, independently; the worst of 67 rows gets four of the expectation.
 pub fn activations(m: &LoadedModel, isa: Isa) -> f64 {
-    let dtype = m.weights.get("blk.0.ffn_up.weight").unwrap().dtype;
+    let dtype = m.weights.get("blk.0.attn_output.weight").unwrap().dtype;
     let u = match (isa, dtype) {
         (Isa::Amx, d) if d.is_quantised() => 2f64.powi(-6),
         (Isa::Amx, DType::F16) => 2f64.sqrt() * 2f64.powi(-9),

@@ -313,6 +313,13 @@ pub fn run(args: &Args) -> Result<()> {
     let asked = args.targets.targets()?;
     let window = args.timeline.window()?;
     let (sizes, model) = inputs::sizes(args.spec.as_deref(), args.model.as_deref())?;
+    if sizes.spec.experts.is_some() {
+        return Err(Error::Unsupported(format!(
+            "{}: mixtures of experts run on the CPU only for now; what is simulated has a GPU",
+            sizes.spec.name
+        ))
+        .into());
+    }
     let (hardware, tables) = match &args.profile {
         Some(file) => open::profiled(file, model.as_ref())?,
         None => open::hardware(&args.hardware, model.as_ref(), &progress::Stderr::default())?,

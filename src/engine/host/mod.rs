@@ -6,13 +6,14 @@
 //!
 //! | a file | what |
 //! |---|---|
-//! | `workspace` | [`HostWorkspace`]: activations, rows of f32 |
+//! | `workspace` | [`HostWorkspace`]: activations, rows of f32, each a `row_buffer` |
 //! | `step` | [`HostStep`]: tokens, positions, pages and attention plans of a sub-batch, for all layers |
 //! | `residual` | [`Residual`]: the output still to be added to the residual stream; the norm that adds it |
 //! | `ends` | embed, head, pick |
 //! | `qkv` | project, append |
 //! | `attend` | attend, out_proj |
 //! | `ffn` | ffn_up, ffn_down |
+//! | `experts` | the same of experts; `route` chooses, `expert_rows` sorts and has the memory |
 //!
 //! Any sublayer of any layer runs on any range of rows, so that an executor may alternate with an accelerator: between
 //! two operations, other code may write and read rows of [`HostWorkspace::hidden`], q, k, v and attn, and appending and
@@ -24,10 +25,14 @@
 
 mod attend;
 mod ends;
+mod expert_rows;
+mod experts;
 mod ffn;
 mod qkv;
 mod residual;
 mod rope;
+mod route;
+mod row_buffer;
 mod step;
 mod workspace;
 

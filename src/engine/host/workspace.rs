@@ -1,79 +1,11 @@
 //! Activations in host memory.
 
-use std::ops::Range;
-
-use crate::host::ask_for_huge_pages;
+use super::expert_rows::ExpertRows;
+use super::row_buffer::RowBuffer;
 use crate::model::ModelSpec;
-use crate::simd::linear::Acts;
-use crate::tensor::{Rows, RowsMut};
-
-/// Rows of one width; their number only grows.
-#[derive(Debug)]
-pub struct RowBuffer {
-    data: Vec<f32>,
-    width: usize,
-}
-
-impl RowBuffer {
-    fn new(width: usize) -> RowBuffer {
-        RowBuffer { data: Vec::new(), width }
-    }
-
-    /// Makes room for `rows` rows.
-    fn reserve(&mut self, rows: usize) {
-        let len = rows * self.width;
-        if self.data.len() < len {
-            // Reserve exactly the size that the dry run counted; existing rows move along.
-            self.data.reserve_exact(len - self.data.len());
-            ask_for_huge_pages(&mut self.data);
-            self.data.resize(len, 0.0);
-        }
-    }
-
-    /// Elements of a row.
-    pub fn width(&self) -> usize {
-        self.width
-    }
-
-    /// Number of rows that fit.
-    pub fn len(&self) -> usize {
-        self.data.len() / self.width.max(1)
-    }
-
-    /// Whether no row fits.
-    pub fn is_empty(&self) -> bool {
-        self.data.is_empty()
-    }
-
-    /// The elements of `rows`, row after row.
-    pub fn rows(&self, rows: Range<usize>) -> &[f32] {
-        &self.data[rows.start * self.width..rows.end * self.width]
-    }
-
-    /// The elements of `rows`, mutable.
-    pub fn rows_mut(&mut self, rows: Range<usize>) -> &mut [f32] {
-        &mut self.data[rows.start * self.width..rows.end * self.width]
-    }
-
-    /// `rows`, as operations read them.
-    pub fn view(&self, rows: Range<usize>) -> Rows<'_> {
-        Rows::new(self.rows(rows), self.width)
-    }
-
-    /// `rows`, as operations write them.
-    pub fn view_mut(&mut self, rows: Range<usize>) -> RowsMut<'_> {
-        let width = self.width;
-        RowsMut::new(self.rows_mut(rows), width)
-    }
-
-    /// Moves the rows `keep` (ascending) to row `to` and the following rows.
-    pub(super) fn keep(&mut self, to: usize, keep: impl Iterator<Item = usize>) {
-        for (i, from) in keep.enumerate() {
-            let at = from * self.width;
-            self.data.copy_within(at..at + self.width, (to + i) * self.width);
-        }
-    }
-}
+use crate::simd::Isa;
+use crate::simd::linear::{Acts, Mode};
+use crate::tensor::DType;
 
 /// The activations of all rows that are in flight on the CPU; sub-batches have disjoint rows of it.
 pub struct HostWorkspace {
@@ -89,12 +21,14 @@ pub struct HostWorkspace {
     pub v: RowBuffer,
     /// Attention's output, `[rows][q_dim]`.
     pub attn: RowBuffer,
-    /// The feed-forward's activation, `[rows][d_ff]`.
+    /// The dense feed-forward's activation, `[rows][d_ff]`.
     pub act: RowBuffer,
     /// The factor of the activation in a gated feed-forward, `[rows][d_ff]`.
     pub up: RowBuffer,
     /// `[rows that want them][V]`.
     pub logits: RowBuffer,
+    /// Activations of experts, if the model has some.
+    pub(super) experts: Option<ExpertRows>,
     /// Inputs of the running operation's matrices; they do not outlive the operation.
     pub(super) acts: Acts,
 }
@@ -104,7 +38,8 @@ impl HostWorkspace {
     pub fn new(spec: &ModelSpec) -> HostWorkspace {
         let [hidden, delta, q, k, v, attn, act, up] = widths(spec).map(RowBuffer::new);
         let logits = RowBuffer::new(spec.vocab);
-        HostWorkspace { hidden, delta, q, k, v, attn, act, up, logits, acts: Acts::default() }
+        let experts = ExpertRows::new(spec);
+        HostWorkspace { hidden, delta, q, k, v, attn, act, up, logits, experts, acts: Acts::default() }
     }
 
     /// Makes room for rows `0..rows`, and logits of `logits` rows; keeps existing contents.
@@ -121,16 +56,32 @@ impl HostWorkspace {
         ];
         buffers.into_iter().for_each(|b| b.reserve(rows));
         self.logits.reserve(logits);
+        if let Some(experts) = &mut self.experts {
+            experts.reserve(rows);
+        }
+    }
+
+    /// Bytes of the inputs of experts in steps of up to `rows` rows; `types`: those of the first and of the second matrices.
+    pub(in crate::engine) fn expert_inputs_bytes(
+        spec: &ModelSpec,
+        rows: usize,
+        types: [&[DType]; 2],
+        isa: Isa,
+        mode: Mode,
+    ) -> usize {
+        ExpertRows::inputs_bytes(spec, rows, types, isa, mode)
     }
 
     /// Bytes of a workspace with room for `rows` rows and logits of `logits` rows, without [`HostWorkspace::acts`].
     pub(in crate::engine) fn bytes(spec: &ModelSpec, rows: usize, logits: usize) -> usize {
-        size_of::<f32>() * (rows * widths(spec).iter().sum::<usize>() + logits * spec.vocab)
+        let floats = rows * widths(spec).iter().sum::<usize>() + logits * spec.vocab;
+        size_of::<f32>() * floats + ExpertRows::bytes(spec, rows)
     }
 }
 
 /// Elements of a row of hidden, delta, q, k, v, attn, act, up.
 fn widths(spec: &ModelSpec) -> [usize; 8] {
-    let (d, qd, kvd, ff) = (spec.d_model, spec.q_dim(), spec.kv_dim(), spec.d_ff);
+    let (d, qd, kvd) = (spec.d_model, spec.q_dim(), spec.kv_dim());
+    let ff = if spec.has_dense_ffn() { spec.d_ff } else { 0 };
     [d, d, qd, kvd, kvd, qd, ff, if spec.gated() { ff } else { 0 }]
 }

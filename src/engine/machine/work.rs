@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::device::{Clock, Work};
 use crate::engine::host::HostSeq;
-use crate::engine::prepare::Prepared;
+use crate::engine::prepare::{FeedForward, Mlp, Prepared};
 use crate::model::ModelSpec;
 use crate::program::{Kind, Op, Part as Tokens};
 use crate::simd::linear::Linear;
@@ -36,13 +36,30 @@ struct Product {
     bytes: usize,
     k: usize,
     elements: usize,
+    /// Of experts: their bytes, all E of them, and how many a row uses.
+    experts: Option<(usize, usize, usize)>,
 }
 
 impl Product {
     /// `slower`: see [`Rates::weights_bytes`](crate::device::Rates::weights_bytes).
     fn of(parts: &[&Linear], slower: f64, k: usize, n: usize) -> Product {
         let bytes: usize = parts.iter().map(|w| w.bytes()).sum();
-        Product { bytes: (bytes as f64 * slower).round() as usize, k, elements: k * n }
+        Product { bytes: (bytes as f64 * slower).round() as usize, k, elements: k * n, experts: None }
+    }
+
+    /// What each row multiplies by `used` of these weights of the same shape, beside `rest`.
+    fn with_experts(self, parts: &[&Linear], slower: f64, used: usize) -> Product {
+        let (count, each) = (parts.len(), parts.first().map_or(0, |w| w.n() * w.k()));
+        let bytes: usize = parts.iter().map(|w| w.bytes()).sum();
+        let experts = Some(((bytes as f64 * slower).round() as usize, count, used.min(count)));
+        Product { elements: self.elements + used * each, experts, ..self }
+    }
+
+    /// Bytes of the weights that so many rows read, each expert as likely as any other.
+    fn read(&self, rows: usize) -> usize {
+        let Some((bytes, count, used)) = self.experts else { return self.bytes };
+        let unused = (1.0 - used as f64 / count as f64).powf(rows as f64);
+        self.bytes + (bytes as f64 * (1.0 - unused)).round() as usize
     }
 
     fn times(&self, rows: usize) -> Work {
@@ -50,7 +67,7 @@ impl Product {
             0 => Work::default(),
             _ => Work {
                 flops: 2 * (rows * self.elements) as u64,
-                bytes: (self.bytes + 2 * rows * self.k) as u64,
+                bytes: (self.read(rows) + 2 * rows * self.k) as u64,
             },
         }
     }
@@ -63,6 +80,28 @@ struct Block {
     up: Product,
     down: Product,
     window: Option<usize>,
+}
+
+/// The two products of a feed-forward.
+fn feed_forward(ffn: &FeedForward, slower: f64) -> (Product, Product) {
+    let of = |parts: &[&Linear]| {
+        let (k, n) = (parts.first().map_or(0, |w| w.k()), parts.iter().map(|w| w.n()).sum());
+        Product::of(parts, slower, k, n)
+    };
+    match ffn {
+        FeedForward::Dense(mlp) => (of(&mlp.first()), of(&[&mlp.down])),
+        FeedForward::Experts(m) => {
+            let shared = m.shared.as_ref();
+            let mut beside = vec![&m.router];
+            beside.extend(shared.iter().flat_map(|s| s.mlp.first()).chain(shared.map(|s| &s.gate)));
+            let down: Vec<&Linear> = shared.iter().map(|s| &s.mlp.down).collect();
+            let ups: Vec<&Linear> = m.experts.iter().flat_map(Mlp::first).collect();
+            let downs: Vec<&Linear> = m.experts.iter().map(|e| &e.down).collect();
+            // Gate and up of an expert are read together.
+            let used = m.used * ups.len() / m.experts.len();
+            (of(&beside).with_experts(&ups, slower, used), of(&down).with_experts(&downs, slower, m.used))
+        }
+    }
 }
 
 /// The host's matrices, and the rows of a step.
@@ -97,12 +136,12 @@ impl HostWork {
         let block = |l: usize| {
             let window = spec.window_of(l);
             let Some(w) = model.layer_if(l) else { return Block { window, ..Block::default() } };
-            let ups: Vec<&Linear> = w.gate.iter().chain([&w.up]).collect();
+            let (up, down) = feed_forward(&w.ffn, slower);
             Block {
                 qkv: Product::of(&[&w.q, &w.k, &w.v], slower, d, q + 2 * kv),
                 out: Product::of(&[&w.o], slower, q, d),
-                up: Product::of(&ups, slower, d, ups.len() * ff),
-                down: Product::of(&[&w.down], slower, ff, d),
+                up,
+                down,
                 window,
             }
         };

@@ -65,7 +65,7 @@ pub fn rope_bytes(spec: &ModelSpec, context: usize) -> u64 {
 
 /// Bytes that [`Upload::post_norms`] will take for a layer.
 pub fn post_norm_bytes(spec: &ModelSpec) -> u64 {
-    let block = Block::of(spec);
+    let block = Block::of(spec, 0);
     [block.post_attn, block.post_ffn].iter().flatten().map(|n| rounded(4 * n.width)).sum()
 }
 
@@ -177,7 +177,7 @@ impl<'a> Upload<'a> {
     /// # Errors
     /// As [`Upload::layer`].
     pub fn post_norms(&mut self, layer: usize) -> Result<[DevPtr; 2]> {
-        let block = Block::of(self.spec);
+        let block = Block::of(self.spec, layer);
         let mut vector = |norm: &Option<NormSpec>| match norm {
             Some(n) => self.vector(&tensor_name(layer, n.name, "weight"), n.width),
             None => Ok(DevPtr::NULL),

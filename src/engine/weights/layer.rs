@@ -166,7 +166,7 @@ impl LayerLayout {
         layer: usize,
         act: Half,
     ) -> Result<LayerLayout> {
-        let block = Block::of(spec);
+        let block = Block::of(spec, layer);
         let matrices = LayerMatrices::new(spec, &block, weights, layer)?;
         let mut p = Placing { accel, weights, act, layer, next: 0, pieces: Vec::new() };
         let attn_norm = p.norm(&block.attn_norm)?;

@@ -1,7 +1,7 @@
 //! The matrices of a model as an accelerator multiplies them: which tensors are packed together.
 
 use crate::device::{Accelerator, DevPtr, LinearSource, LinearWeight};
-use crate::model::{Block, MatrixSpec, ModelSpec, NormSpec, Position, Weights, tensor_name};
+use crate::model::{Block, MatrixSpec, ModelSpec, Position, Weights};
 use crate::tensor::{DType, Half, Tensor};
 use crate::{Error, Result};
 
@@ -57,13 +57,11 @@ pub(super) struct LayerMatrices {
 }
 
 impl LayerMatrices {
-    pub fn new(
-        spec: &ModelSpec,
-        block: &Block<MatrixSpec, NormSpec>,
-        weights: &Weights,
-        layer: usize,
-    ) -> Result<LayerMatrices> {
-        let dtype = |m: &MatrixSpec| tensor(weights, &tensor_name(layer, m.name, "weight")).map(|t| t.dtype);
+    /// # Errors
+    /// A tensor is missing, or the feed-forward is none that accelerators compute.
+    pub fn new(spec: &ModelSpec, block: &Block, weights: &Weights, layer: usize) -> Result<LayerMatrices> {
+        let ffn = block.ffn.dense()?;
+        let dtype = |m: &MatrixSpec| tensor(weights, &m.tensor(layer, "weight")).map(|t| t.dtype);
         let mut qkv: Vec<(DType, Matrix)> = Vec::new();
         for part in [&block.q, &block.k, &block.v] {
             let (dtype, matrix) = (dtype(part)?, Matrix::of(layer, part));
@@ -72,18 +70,18 @@ impl LayerMatrices {
                 _ => qkv.push((dtype, matrix)),
             }
         }
-        let biased = |m: &MatrixSpec| weights.get(&tensor_name(layer, m.name, "bias")).is_some();
-        let up = match &block.gate {
-            None => vec![Matrix::of(layer, &block.up)],
+        let biased = |m: &MatrixSpec| weights.get(&m.tensor(layer, "bias")).is_some();
+        let up = match &ffn.gate {
+            None => vec![Matrix::of(layer, &ffn.up)],
             Some(gate) => {
                 let (mut gate, up, both) = (
                     Matrix::of(layer, gate),
-                    Matrix::of(layer, &block.up),
+                    Matrix::of(layer, &ffn.up),
                     // Rows interleave by eight; other widths, mixed dtypes and biases need separate products.
-                    dtype(gate)? == dtype(&block.up)?
+                    dtype(gate)? == dtype(&ffn.up)?
                         && spec.d_ff.is_multiple_of(8)
                         && !biased(gate)
-                        && !biased(&block.up),
+                        && !biased(&ffn.up),
                 );
                 if both {
                     gate.names.extend(up.names);
@@ -97,7 +95,7 @@ impl LayerMatrices {
             qkv: qkv.into_iter().map(|(_, m)| m).collect(),
             o: Matrix::of(layer, &block.o),
             up,
-            down: Matrix::of(layer, &block.down),
+            down: Matrix::of(layer, &ffn.down),
         })
     }
 
@@ -119,8 +117,8 @@ pub(super) fn shares_table(accel: &dyn Accelerator, spec: &ModelSpec, table: &Te
 
 /// Whether some layer multiplies gate and up separately, and so needs a workspace for them.
 pub fn separate_gate_up(spec: &ModelSpec, weights: &Weights) -> Result<bool> {
-    let block = Block::of(spec);
     for layer in 0..spec.n_layers {
+        let block = Block::of(spec, layer);
         if LayerMatrices::new(spec, &block, weights, layer)?.up.len() > 1 {
             return Ok(true);
         }
@@ -129,9 +127,9 @@ pub fn separate_gate_up(spec: &ModelSpec, weights: &Weights) -> Result<bool> {
 }
 
 fn matrices(spec: &ModelSpec, weights: &Weights) -> Result<Vec<Matrix>> {
-    let block = Block::of(spec);
     let mut all = Vec::new();
     for layer in 0..spec.n_layers {
+        let block = Block::of(spec, layer);
         all.extend(LayerMatrices::new(spec, &block, weights, layer)?.all());
     }
     all.push(Matrix::one(head_name(spec).to_string()));

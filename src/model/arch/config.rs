@@ -72,6 +72,15 @@ impl GgufConfig<'_> {
         self.opt_float(key)?.ok_or_else(|| self.missing(key))
     }
 
+    /// A switch, if present.
+    pub fn opt_flag(&self, key: &str) -> Result<Option<bool>> {
+        match self.meta.get(&self.full(key)) {
+            None => Ok(None),
+            Some(Value::Bool(on)) => Ok(Some(*on)),
+            Some(v) => Err(self.wrong(key, "true or false", v)),
+        }
+    }
+
     /// Text, if present.
     pub fn opt_text(&self, key: &str) -> Result<Option<&str>> {
         let Some(v) = self.meta.get(&self.full(key)) else { return Ok(None) };
@@ -164,7 +173,7 @@ impl GgufConfig<'_> {
         match self.opt_size("expert_count")? {
             None | Some(0) => Ok(()),
             Some(n) => Err(Error::Unsupported(format!(
-                "{}: a mixture of {n} experts; only dense models are supported",
+                "{}: a mixture of {n} experts, which this architecture is not known to have",
                 self.full("expert_count")
             ))),
         }

@@ -18,6 +18,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Half,
     gguf_windows: true,
     gguf_softcaps: true,
+    experts: false,
     to_hf: gemma3::to_hf,
 };
 

@@ -22,6 +22,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Half,
     gguf_windows: true,
     gguf_softcaps: true,
+    experts: false,
     to_hf,
 };
 
@@ -180,6 +181,7 @@ pub fn hf_like_gemma(c: &HfConfig, own: &Generation) -> Result<ModelSpec> {
         n_kv_heads: c.opt_size("num_key_value_heads")?.unwrap_or(4),
         head_dim,
         d_ff: c.size("intermediate_size")?,
+        experts: None,
         vocab: c.opt_size("vocab_size")?.unwrap_or(own.vocab),
         max_context: c.opt_size("max_position_embeddings")?.unwrap_or(own.max_context),
         norm: Norm::Rms { eps: c.opt_float("rms_norm_eps")?.unwrap_or(1e-6) },

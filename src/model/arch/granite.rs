@@ -24,6 +24,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Interleaved,
     gguf_windows: false,
     gguf_softcaps: false,
+    experts: false,
     to_hf,
 };
 
@@ -57,7 +58,13 @@ impl Multipliers<'_> {
 }
 
 fn from_gguf(c: &GgufConfig) -> Result<ModelSpec> {
-    let mut spec = llama::gguf_like_llama(c, "granite", RopePairing::Interleaved)?;
+    c.dense()?;
+    gguf_like_granite(c, "granite")
+}
+
+/// The keys of a family with Granite's multipliers.
+pub fn gguf_like_granite(c: &GgufConfig, family: &str) -> Result<ModelSpec> {
+    let mut spec = llama::gguf_beside_experts(c, family, RopePairing::Interleaved)?;
     // Zero stands for no multiplier.
     let number = |key| -> Result<f32> { Ok(c.opt_float(key)?.filter(|&x| x != 0.0).unwrap_or(1.0)) };
     let attention = c.opt_float("attention.scale")?.filter(|&x| x != 0.0).unwrap_or(spec.attn_scale);
@@ -72,7 +79,12 @@ fn from_gguf(c: &GgufConfig) -> Result<ModelSpec> {
 }
 
 fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
-    let mut spec = llama::from_hf_or(c, "granite", &DEFAULTS)?;
+    like_granite(c, "granite")
+}
+
+/// The settings of a family with Granite's multipliers.
+pub fn like_granite(c: &HfConfig, family: &str) -> Result<ModelSpec> {
+    let mut spec = llama::from_hf_or(c, family, &DEFAULTS)?;
     let number = |key| -> Result<f32> { Ok(c.opt_float(key)?.unwrap_or(1.0)) };
     Multipliers {
         embedding: ("config.json: embedding_multiplier", number("embedding_multiplier")?),
@@ -84,7 +96,8 @@ fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
     Ok(spec)
 }
 
-fn to_hf(s: &ModelSpec, c: &mut Map<String, Json>) -> Result<()> {
+/// Adds the multipliers.
+pub fn to_hf(s: &ModelSpec, c: &mut Map<String, Json>) -> Result<()> {
     llama::to_hf(s, c)?;
     let own = json!({
         "embedding_multiplier": s.embed_scale,

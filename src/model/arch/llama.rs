@@ -21,6 +21,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Interleaved,
     gguf_windows: false,
     gguf_softcaps: false,
+    experts: false,
     to_hf,
 };
 
@@ -28,9 +29,14 @@ fn from_gguf(c: &GgufConfig) -> Result<ModelSpec> {
     gguf_like_llama(c, "llama", RopePairing::Interleaved)
 }
 
-/// The keys that every RMS-norm, SwiGLU family has.
+/// The keys that every RMS-norm, SwiGLU family has; an error for a mixture of experts.
 pub fn gguf_like_llama(c: &GgufConfig, family: &str, pairing: RopePairing) -> Result<ModelSpec> {
     c.dense()?;
+    gguf_beside_experts(c, family, pairing)
+}
+
+/// The same, without looking for experts.
+pub fn gguf_beside_experts(c: &GgufConfig, family: &str, pairing: RopePairing) -> Result<ModelSpec> {
     let (d_model, n_heads) = (c.size("embedding_length")?, c.size("attention.head_count")?);
     let head_dim = c.head_dim(d_model, n_heads)?;
     let rope = c.rope(pairing, head_dim, 10_000.0)?;
@@ -43,6 +49,7 @@ pub fn gguf_like_llama(c: &GgufConfig, family: &str, pairing: RopePairing) -> Re
         n_kv_heads: c.opt_size("attention.head_count_kv")?.unwrap_or(n_heads),
         head_dim,
         d_ff: c.size("feed_forward_length")?,
+        experts: None,
         vocab: c.vocab()?,
         max_context: c.max_context(&rope)?,
         norm: Norm::Rms { eps: c.float("attention.layer_norm_rms_epsilon")? },
@@ -99,6 +106,7 @@ pub fn from_hf_or(c: &HfConfig, family: &str, or: &Defaults) -> Result<ModelSpec
         n_kv_heads: c.size_or_null("num_key_value_heads", or.n_kv_heads)?.unwrap_or(n_heads),
         head_dim,
         d_ff: c.size("intermediate_size")?,
+        experts: None,
         vocab: c.size("vocab_size")?,
         max_context: c.max_context(or.rope.max_context, &rope.scaling)?,
         norm: Norm::Rms { eps: c.opt_float("rms_norm_eps")?.unwrap_or(or.eps) },

@@ -22,6 +22,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Interleaved,
     gguf_windows: false,
     gguf_softcaps: false,
+    experts: false,
     to_hf,
 };
 

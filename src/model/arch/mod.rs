@@ -4,18 +4,24 @@
 //! its tensors. No family computes anything: families differ only in values of the spec.
 
 mod config;
+mod experts;
 mod gemma2;
 mod gemma3;
 mod granite;
+mod granite_moe;
 mod llama;
 mod mistral;
 mod mistral3;
+mod mixtral;
 mod names;
 mod olmo2;
+mod olmoe;
 mod opt;
 mod phi3;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
+mod qwen3_moe;
 mod rope;
 
 pub use config::{GgufConfig, HfConfig};
@@ -51,32 +57,40 @@ pub struct Family {
     pub gguf_windows: bool,
     /// Whether a GGUF file states the soft-caps of scores and logits (0: none).
     pub gguf_softcaps: bool,
+    /// Whether its models are mixtures of experts. Files of two families of one architecture are told apart by this.
+    pub experts: bool,
     /// Adds the family's own settings to a `config.json`, beyond those that all families share.
     pub to_hf: fn(&ModelSpec, &mut Map<String, Json>) -> Result<()>,
 }
 
 /// Every family, in the order that messages list them.
-pub const FAMILIES: [&Family; 12] = [
+pub const FAMILIES: [&Family; 17] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &mistral3::FAMILY,
+    &mixtral::FAMILY,
     &qwen2::FAMILY,
+    &qwen2_moe::FAMILY,
     &qwen3::FAMILY,
+    &qwen3_moe::FAMILY,
     &gemma2::FAMILY,
     &gemma3::FAMILY,
     &olmo2::FAMILY,
     &olmo2::OLMO3,
+    &olmoe::FAMILY,
     &phi3::FAMILY,
     &granite::FAMILY,
+    &granite_moe::FAMILY,
     &opt::FAMILY,
 ];
 
-/// The family of a GGUF file's `general.architecture`.
+/// The family of a GGUF file's `general.architecture`, with or without experts.
 ///
 /// # Errors
 /// No family knows it.
-pub fn of_gguf(architecture: &str) -> Result<&'static Family> {
-    FAMILIES.into_iter().find(|f| f.gguf.contains(&architecture)).ok_or_else(|| {
+pub fn of_gguf(architecture: &str, experts: bool) -> Result<&'static Family> {
+    let named = || FAMILIES.into_iter().filter(|f| f.gguf.contains(&architecture));
+    named().find(|f| f.experts == experts).or(named().next()).ok_or_else(|| {
         unknown("general.architecture", architecture, FAMILIES.iter().flat_map(|f| f.gguf.iter().copied()))
     })
 }
@@ -96,7 +110,23 @@ pub fn by_name(name: &str) -> Option<&'static Family> {
     FAMILIES.into_iter().find(|f| f.name == name)
 }
 
+/// Families that people ask for, by their names in both formats, and what of them is missing.
+const MISSING: [(&[&str], &str); 3] = [
+    (
+        &["gpt-oss", "gpt_oss"],
+        "its attention sinks, and its experts with biases and a clamped activation, are not computed yet",
+    ),
+    (
+        &["deepseek2", "deepseek_v2", "deepseek_v3"],
+        "attention over compressed keys and values (MLA) is not computed yet",
+    ),
+    (&["qwen3next", "qwen3_next"], "linear attention is not computed yet"),
+];
+
 fn unknown(key: &str, found: &str, known: impl Iterator<Item = &'static str>) -> Error {
+    if let Some((_, why)) = MISSING.iter().find(|(names, _)| names.contains(&found)) {
+        return Error::Unsupported(format!("{key} is `{found}`, which is not supported: {why}"));
+    }
     let mut known: Vec<_> = known.collect();
     known.dedup();
     Error::Unsupported(format!(

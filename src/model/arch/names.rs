@@ -1,10 +1,12 @@
 //! Hugging Face's names for the tensors; GGUF's names are the canonical ones.
 
-/// Pairs of (canonical, Hugging Face) names without `.weight`/`.bias`; `{}` stands for the layer number.
+/// Pairs of (canonical, Hugging Face) names without `.weight`/`.bias`; the first `{}` stands for the layer number, a second one
+/// for an expert's.
 pub type NameMap = [(&'static str, &'static str)];
 
-/// The names of Llama and of every family that follows it.
-pub const LLAMA: &NameMap = &[
+/// The names of Llama, and those that are given.
+macro_rules! like_llama {
+    ($($own:expr),* $(,)?) => { &[
     ("token_embd", "model.embed_tokens"),
     ("output_norm", "model.norm"),
     ("output", "lm_head"),
@@ -19,6 +21,20 @@ pub const LLAMA: &NameMap = &[
     ("blk.{}.ffn_gate", "model.layers.{}.mlp.gate_proj"),
     ("blk.{}.ffn_up", "model.layers.{}.mlp.up_proj"),
     ("blk.{}.ffn_down", "model.layers.{}.mlp.down_proj"),
+    $($own),*
+    ] };
+}
+pub(super) use like_llama;
+
+/// The names of Llama and of every family that follows it.
+pub const LLAMA: &NameMap = like_llama![];
+
+/// The names of Qwen's experts, and of OLMoE's.
+pub const EXPERTS: [(&str, &str); 4] = [
+    ("blk.{}.ffn_gate_inp", "model.layers.{}.mlp.gate"),
+    ("blk.{}.ffn_gate.{}", "model.layers.{}.mlp.experts.{}.gate_proj"),
+    ("blk.{}.ffn_up.{}", "model.layers.{}.mlp.experts.{}.up_proj"),
+    ("blk.{}.ffn_down.{}", "model.layers.{}.mlp.experts.{}.down_proj"),
 ];
 
 /// The canonical name of a Hugging Face tensor; `None` if the family has no such tensor.
@@ -42,24 +58,52 @@ pub fn file_name(map: &NameMap, canonical: &str) -> Option<String> {
 fn translate<'a>(name: &str, pairs: impl Iterator<Item = (&'a str, &'a str)>) -> Option<String> {
     let (stem, suffix) = name.rsplit_once('.').filter(|(_, s)| matches!(*s, "weight" | "bias"))?;
     for (from, to) in pairs {
-        match from.split_once("{}") {
-            None if from == stem => return Some(format!("{to}.{suffix}")),
-            None => {}
-            Some((before, after)) => {
-                let layer = stem.strip_prefix(before).and_then(|r| r.strip_suffix(after));
-                // "03" and "+3" are not layer numbers, so that no two names mean the same tensor.
-                if let Some(n) = layer.and_then(|l| l.parse::<u32>().ok().filter(|n| n.to_string() == l)) {
-                    return Some(format!("{}.{suffix}", to.replacen("{}", &n.to_string(), 1)));
-                }
-            }
+        if let Some(numbers) = numbers_in(stem, from) {
+            let named = numbers.into_iter().flatten().fold(to.to_owned(), |to, n| to.replacen("{}", n, 1));
+            return Some(format!("{named}.{suffix}"));
         }
     }
     None
 }
 
+/// The numbers in `stem` at the places of `pattern`, of which there are at most two; `None` if it is another name.
+fn numbers_in<'n>(stem: &'n str, pattern: &str) -> Option<[Option<&'n str>; 2]> {
+    let mut numbers = [None; 2];
+    let mut parts = pattern.split("{}");
+    let mut rest = stem.strip_prefix(parts.next()?)?;
+    for (number, part) in numbers.iter_mut().zip(parts) {
+        let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let (n, behind) = rest.split_at(digits);
+        // "03" is no number of a layer, so that no two names mean the same tensor.
+        if !n.parse::<u32>().is_ok_and(|x| x.to_string() == n) {
+            return None;
+        }
+        *number = Some(n);
+        rest = behind.strip_prefix(part)?;
+    }
+    rest.is_empty().then_some(numbers)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn experts_have_a_number_of_their_own() {
+        let map: &NameMap = &[("blk.{}.ffn_gate.{}", "model.layers.{}.mlp.experts.{}.gate_proj")];
+        let (canonical, hf) =
+            ("blk.3.ffn_gate.127.weight", "model.layers.3.mlp.experts.127.gate_proj.weight");
+        assert_eq!(canonical_name(map, hf).as_deref(), Some(canonical));
+        assert_eq!(file_name(map, canonical).as_deref(), Some(hf));
+        for no in [
+            "model.layers.3.mlp.experts.07.gate_proj.weight",
+            "model.layers.3.mlp.experts..gate_proj.weight",
+            "model.layers.3.mlp.experts.gate_proj.weight",
+            "model.layers.3.mlp.experts.1.gate_proj.2.weight",
+        ] {
+            assert_eq!(canonical_name(map, no), None, "{no}");
+        }
+    }
 
     #[test]
     fn names_go_both_ways() {

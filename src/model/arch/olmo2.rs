@@ -21,6 +21,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Half,
     gguf_windows: false,
     gguf_softcaps: false,
+    experts: false,
     to_hf: llama::to_hf,
 };
 

@@ -22,6 +22,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Half,
     gguf_windows: false,
     gguf_softcaps: false,
+    experts: false,
     to_hf,
 };
 
@@ -88,6 +89,7 @@ fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
         n_kv_heads: n_heads,
         head_dim,
         d_ff: c.size("ffn_dim")?,
+        experts: None,
         vocab: c.size("vocab_size")?,
         max_context: c.size("max_position_embeddings")?,
         norm: Norm::Layer { eps: 1e-5 },

@@ -22,6 +22,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Half,
     gguf_windows: true,
     gguf_softcaps: false,
+    experts: false,
     to_hf,
 };
 

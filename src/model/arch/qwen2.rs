@@ -17,11 +17,12 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Half,
     gguf_windows: false,
     gguf_softcaps: false,
+    experts: false,
     to_hf: llama::to_hf,
 };
 
 /// What `transformers` assumes where a file is silent.
-const DEFAULTS: Defaults = Defaults {
+pub const DEFAULTS: Defaults = Defaults {
     n_kv_heads: Some(32),
     rope: RopeDefaults { max_context: Some(32_768), ..RopeDefaults::base(10_000.0) },
     ..llama::LLAMA
@@ -32,7 +33,12 @@ fn from_gguf(c: &GgufConfig) -> Result<ModelSpec> {
 }
 
 fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
-    let mut spec = llama::from_hf_or(c, "qwen2", &DEFAULTS)?;
+    like_qwen2(c, "qwen2", &DEFAULTS)
+}
+
+/// The settings of a family with Qwen2's attention, and defaults of its own.
+pub fn like_qwen2(c: &HfConfig, family: &str, or: &Defaults) -> Result<ModelSpec> {
+    let mut spec = llama::from_hf_or(c, family, or)?;
     spec.qkv_bias = true;
     spec.window = c.qwen_window(spec.n_layers)?;
     Ok(spec)

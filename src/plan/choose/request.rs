@@ -105,7 +105,7 @@ pub fn countable(sizes: &Sizes, batch: u64, context: u64) -> Result<()> {
     // Of a row: attention, feed-forward, head, keys and values of all layers.
     let of_row = [
         4 * u128::from(paged) * wide(spec.q_dim()),
-        4 * d * wide(spec.d_ff),
+        4 * d * spec.experts.as_ref().map_or(0, |e| wide(e.used) * wide(e.d_ff)).max(wide(spec.d_ff)),
         2 * d * wide(spec.vocab),
         u128::from(sizes.kv_token()) * wide(sizes.layers()),
     ];

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::calibrate::{FactorIndex, Factors};
 pub use super::curve::{Curve, Surface};
-use crate::model::{ModelSpec, Weights};
+use crate::model::{Block, MatrixSpec, ModelSpec, Weights};
 use crate::plan::{Batch, CostSource, Costs, Direction, Hardware, Roofline, Scan, Sizes};
 use crate::program::{Side, Sublayer};
 use crate::{Error, Result};
@@ -79,12 +79,12 @@ pub struct Tables {
 
 /// Which layers of a model are alike: for each its kind, kinds numbered in the order of their first layer.
 pub fn kinds(spec: &ModelSpec, weights: &Weights) -> Vec<usize> {
-    let parts = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
     let mut known: Vec<(bool, Vec<Option<(crate::tensor::DType, Vec<usize>)>>)> = Vec::new();
     let mut of = |layer: usize| {
         let tensor =
-            |p: &&str| weights.get(&format!("blk.{layer}.{p}.weight")).map(|t| (t.dtype, t.shape.clone()));
-        let key = (spec.window_of(layer).is_some(), parts.iter().map(tensor).collect());
+            |m: &MatrixSpec| weights.get(&m.tensor(layer, "weight")).map(|t| (t.dtype, t.shape.clone()));
+        let parts = Block::of(spec, layer).matrices().into_iter().map(tensor).collect();
+        let key = (spec.window_of(layer).is_some(), parts);
         known.iter().position(|k| *k == key).unwrap_or_else(|| {
             known.push(key);
             known.len() - 1
@@ -295,7 +295,7 @@ impl Costs for Measured<'_> {
             // Without weights: no product.
             Sublayer::Scores | Sublayer::Values => return 0.0,
         };
-        let bytes = self.sizes.blocks[layer].of(sublayer).on(side);
+        let bytes = self.sizes.read(layer, sublayer, rows).on(side);
         // Tables are of weights in the CPU's own memory.
         self.beside(kind, side, curve, rows, stored).max(self.roofline.weights_read(side, bytes))
     }

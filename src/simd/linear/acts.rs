@@ -1,11 +1,16 @@
 //! Activations, prepared once for all the weights that read them.
 
+use std::ops::Range;
+
 use crate::host::{Pieces, Pool, ask_for_huge_pages};
 use crate::reference::quantise::Int8Row;
 use crate::simd::Kernels;
 
 /// Rows quantised or converted by one chunk of a parallel preparation.
 const ROWS_PER_CHUNK: usize = 8;
+
+/// Rows of a tile.
+pub(super) const TILE_ROWS: usize = 16;
 
 /// The forms of the activations that a set of kernels reads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -92,24 +97,94 @@ impl ActsBytes {
     }
 }
 
-/// Activations as a kernel reads them: borrowed f32 rows `[M][K]`, and their forms.
+/// Activations as a kernel reads them: borrowed f32 rows `[M][K]`, and their forms; or some of the rows.
 #[derive(Clone, Copy)]
 pub(super) struct Input<'a> {
     f32: &'a [f32],
     forms: &'a Forms,
+    first: usize,
+    m: usize,
 }
 
 impl<'a> Input<'a> {
+    fn new(f32: &'a [f32], forms: &'a Forms) -> Input<'a> {
+        Input { f32, forms, first: 0, m: forms.m }
+    }
+
+    /// Some of the rows. Tiles begin at every 16th, and fine planes are those of all rows only.
+    pub fn rows(self, rows: Range<usize>) -> Input<'a> {
+        assert!(rows.start <= rows.end && rows.end <= self.m, "rows {rows:?} of {}", self.m);
+        Input { first: self.first + rows.start, m: rows.len(), ..self }
+    }
+
+    /// Rows.
+    pub fn m(&self) -> usize {
+        self.m
+    }
+    /// Columns.
+    pub fn k(&self) -> usize {
+        self.forms.k
+    }
+    /// See [`Forms::k_padded`].
+    pub fn k_padded(&self) -> usize {
+        self.forms.k_padded()
+    }
+    /// See [`Forms::bf16_stride`].
+    pub fn bf16_stride(&self) -> usize {
+        self.forms.bf16_stride()
+    }
+
     /// The f32 rows, `[M][K]`.
     pub fn f32(&self) -> &'a [f32] {
-        self.f32
+        self.of(self.f32, self.k())
     }
-}
+    /// See [`Forms::q`]; the other parts of the int8 form follow.
+    pub fn q(&self) -> &'a [i8] {
+        self.of(self.forms.q(), self.k_padded())
+    }
+    pub fn d(&self) -> &'a [f32] {
+        self.of(self.forms.d(), self.k_padded() / 32)
+    }
+    pub fn sum32(&self) -> &'a [f32] {
+        self.of(self.forms.sum32(), self.k_padded() / 32)
+    }
+    pub fn sum16(&self) -> &'a [f32] {
+        self.of(self.forms.sum16(), self.k_padded() / 16)
+    }
+    pub fn minus32(&self) -> &'a [i32] {
+        self.of(self.forms.minus32(), self.k_padded() / 32)
+    }
+    pub fn minus16(&self) -> &'a [i32] {
+        self.of(self.forms.minus16(), self.k_padded() / 16)
+    }
+    /// See [`Forms::bf16`].
+    pub fn bf16(&self) -> &'a [u16] {
+        self.of(self.forms.bf16(), self.bf16_stride())
+    }
+    /// See [`Forms::tiles`].
+    #[cfg_attr(not(all(target_arch = "x86_64", target_os = "linux")), allow(dead_code))]
+    pub fn tiles(&self) -> &'a [u16] {
+        if self.is_whole() {
+            return self.forms.tiles();
+        }
+        assert!(self.first.is_multiple_of(TILE_ROWS), "tiles begin at every 16th row, not at {}", self.first);
+        &self.forms.tiles()[self.first * self.k_padded()..]
+    }
+    /// See [`Forms::fine_tiles`].
+    #[cfg_attr(not(all(target_arch = "x86_64", target_os = "linux")), allow(dead_code))]
+    pub fn fine_tiles(&self) -> &'a [u16] {
+        assert!(self.is_whole(), "fine tiles of some rows");
+        self.forms.fine_tiles()
+    }
 
-impl std::ops::Deref for Input<'_> {
-    type Target = Forms;
-    fn deref(&self) -> &Forms {
-        self.forms
+    fn is_whole(&self) -> bool {
+        self.first == 0 && self.m == self.forms.m
+    }
+
+    /// The part of `all`, `each` elements a row, that belongs to these rows.
+    fn of<T>(&self, all: &'a [T], each: usize) -> &'a [T] {
+        // A fine plane lies behind the rows.
+        if self.is_whole() { all } else { &all[self.first * each..(self.first + self.m) * each] }
     }
 }
 
@@ -143,7 +218,7 @@ impl Acts {
     /// The rows with the forms in `need`, made by `kernels`, the tier of the weights that read them.
     pub(super) fn input(&mut self, pool: &Pool, kernels: &Kernels, need: Need) -> Input<'_> {
         self.forms.prepare(pool, kernels, &self.f32[..self.forms.m * self.forms.k], need);
-        Input { f32: self.f32(), forms: &self.forms }
+        Input::new(self.f32(), &self.forms)
     }
 
     /// `m` rows of `k` that lie elsewhere, with the forms in `need`. The f32 rows of this buffer are unchanged but lose
@@ -158,7 +233,7 @@ impl Acts {
     ) -> Input<'a> {
         self.forms.reset(rows.len() / k, k);
         self.forms.prepare(pool, kernels, rows, need);
-        Input { f32: rows, forms: &self.forms }
+        Input::new(rows, &self.forms)
     }
 }
 

@@ -11,6 +11,8 @@
 //! | f16 bf16, AMX, by the tuning table | packed: bf16 tiles | `float::paneldot` | `amx::stored` |
 //! | any, reference tier | rows | [`crate::reference::linear`] | the same |
 //!
+//! [`linear_parts`] multiplies parts of the rows by weights of their own, as mixtures of experts do: one job for all of them.
+//!
 //! Every output element is computed by one thread in one fixed order over k, so results do not depend
 //! on the number of threads. The int8 and tile kernels use the same order for every M; with
 //! [`Mode::Deterministic`] no other is used, so results do not depend on what else is in the batch.
@@ -24,6 +26,7 @@ mod kernel;
 mod mode;
 mod multiply;
 mod packed;
+mod parts;
 #[cfg(target_arch = "x86_64")]
 mod quant;
 mod table;
@@ -34,5 +37,6 @@ pub use kernel::{GROUP, LinearKernel};
 pub use mode::Mode;
 pub use multiply::{Out, linear, linear_rows};
 pub use packed::{Packed, pack, pack_group};
+pub use parts::{Part, linear_parts};
 pub use table::{forced, kernels, named};
 pub use weight::Linear;

@@ -15,7 +15,7 @@ use crate::tensor::Rows;
 /// # Safety
 /// `kernel` takes `w` and that many rows; `out` has `x.m()` rows of `ldo >= n`; nothing else touches the columns of
 /// these groups.
-unsafe fn groups(
+pub(super) unsafe fn groups(
     w: &Linear,
     kernel: &LinearKernel,
     g0: usize,

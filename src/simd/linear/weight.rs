@@ -1,6 +1,6 @@
 //! A weight in the form that its kernels read.
 
-use super::acts::Need;
+use super::acts::{Need, TILE_ROWS};
 use super::kernel::{AMX_CHUNK_GROUPS, Ask, CHUNK_GROUPS, GROUP, LinearKernel, Shape};
 use super::mode::Mode;
 use super::packed::Packed;
@@ -28,9 +28,6 @@ enum Store {
     Rows(Tensor),
     Packed(Packed),
 }
-
-/// Rows of a tile. Kernels without an entry in the tuning table distinguish no larger number of rows.
-const TILE_ROWS: usize = 16;
 
 impl Linear {
     /// Whether `isa` reads weights of `dtype` packed (see [`super::packed`]) rather than from the file.
@@ -166,6 +163,7 @@ impl Linear {
         let thresholds =
             [tuning.tiles_from / 2, tuning.tiles_from, tuning.int8_tiles_from, tuning.half_up_to];
         let mut rows: Vec<usize> = thresholds.iter().flat_map(|&t| [t, t.saturating_add(1)]).collect();
+        // Kernels without an entry in the tuning table distinguish no larger number of rows than a tile has.
         rows.extend(1..=TILE_ROWS + 1);
         rows.sort_unstable();
         for m in rows.into_iter().filter(|&rows| (1..=m).contains(&rows)) {
@@ -191,6 +189,13 @@ impl Linear {
         let chunk = if isa == Isa::Amx { AMX_CHUNK_GROUPS } else { CHUNK_GROUPS };
         let apart = fine && (Linear::wants_packing(dtype, isa) || isa == Isa::Amx);
         if apart { size_of::<f32>() * m * chunk * GROUP } else { 0 }
+    }
+
+    /// Rows at which the parts of activations must begin that are multiplied by weights of their own ([`linear_parts`]).
+    ///
+    /// [`linear_parts`]: super::linear_parts
+    pub fn part_alignment(isa: Isa) -> usize {
+        if isa == Isa::Amx { TILE_ROWS } else { 1 }
     }
 
     /// Groups of 16 rows that a thread takes at a time.

@@ -1,0 +1,163 @@
+//! Experts: a router chooses some for each row; each expert's weights are read once for all rows that chose it.
+//!
+//! ```text
+//! norm ─► router ─► choose ─► sort by expert ─► (gate, up, activation) of all chosen │ down of all ─► Σ w·y of each row
+//!              └──────────────────────────── ffn_up ────────────────────────────────┘└─────── ffn_down ────────────┘
+//! ```
+//! Each of the two products is one job of the pool over (expert, columns), whatever the number of experts. A row's outputs are
+//! added in the order of its choices, so its bits depend on no other row.
+
+use std::ops::Range;
+
+use super::expert_rows::{ExpertRows, Sorted};
+use super::ffn::activate;
+use super::route::route;
+use super::{HostContext, HostWorkspace, each_row};
+use crate::engine::prepare::{Mixture, Mlp};
+use crate::host::Pieces;
+use crate::model::{Experts, RouterWeights};
+use crate::simd::linear::{Acts, Linear, Out, Part, linear, linear_parts, linear_rows};
+use crate::tensor::RowsMut;
+
+impl HostContext<'_> {
+    /// Chooses the experts of `rows`, whose normed inputs are in the workspace's `acts`, and computes their activations.
+    pub(super) fn experts_up(&self, ws: &mut HostWorkspace, m: &Mixture, rows: Range<usize>) {
+        let HostWorkspace { acts, experts, .. } = ws;
+        let e = experts.as_mut().expect("a workspace of a model with experts");
+        self.choose(acts, e, m, rows.clone());
+        self.sort(e, m, rows.clone());
+        if let Some(shared) = &m.shared {
+            let (act, up) = (e.shared_act.rows_mut(rows.clone()), e.shared_up.rows_mut(rows.clone()));
+            self.activations(&shared.mlp, acts, act, up);
+        }
+        let ExpertRows { act, up, inputs, sorted, .. } = e;
+        // A single row is everybody's input.
+        let single = rows.len() == 1;
+        if !single {
+            self.gather(acts, inputs, sorted);
+        }
+        let (k, ffn) = (self.host.kernels, self.model.spec.ffn);
+        let x = if single { acts } else { inputs };
+        let (mut act, mut up) = (act.rows_mut(rows.clone()), up.rows_mut(rows));
+        let mut parts: Vec<Part<'_>> = Vec::with_capacity(sorted.parts.len());
+        for part in &sorted.parts {
+            let Mlp { gate, up: first, .. } = &m.experts[part.expert];
+            let len = part.len * first.n();
+            let out = act.split_off_mut(..len).expect("a row of each place");
+            let second = gate.as_ref().map(|_| (first, up.split_off_mut(..len).expect("as many")));
+            let rows = if single { 0..1 } else { part.inputs() };
+            parts.push(Part { w: gate.as_ref().unwrap_or(first), second, rows, out });
+        }
+        linear_parts(self.pool, self.host.mode, x, &mut parts, &|act, up| activate(k, ffn, act, up));
+        if m.experts.iter().all(|e| e.gate.is_none()) {
+            // Without a gate there is nothing to combine.
+            parts.iter_mut().for_each(|p| activate(k, ffn, p.out, &[]));
+        }
+    }
+
+    /// delta = Σ weight · W·act of the chosen experts, plus what the shared one gives.
+    pub(super) fn experts_down(&self, ws: &mut HostWorkspace, m: &Mixture, rows: Range<usize>) {
+        let HostWorkspace { acts, delta, experts, .. } = ws;
+        let e = experts.as_mut().expect("a workspace of a model with experts");
+        // The rows of the activations before: the places are the same.
+        self.sort(e, m, rows.clone());
+        if let Some(shared) = &m.shared {
+            let out = Out { w: &shared.mlp.down, ldo: delta.width(), out: delta.rows_mut(rows.clone()) };
+            linear_rows(self.pool, self.host.mode, e.shared_act.view(rows.clone()), acts, &mut [out]);
+        }
+        let used = m.used;
+        let ExpertRows { weights, gate, act, out, inputs, sorted, .. } = e;
+        let width = act.width() / used;
+        self.spread(act.rows(rows.clone()), width, inputs, sorted);
+        let mut rest = out.rows_mut(rows.clone());
+        let mut parts: Vec<Part<'_>> = Vec::with_capacity(sorted.parts.len());
+        for part in &sorted.parts {
+            let w = &m.experts[part.expert].down;
+            let out = rest.split_off_mut(..part.len * w.n()).expect("a row of each place");
+            parts.push(Part { w, second: None, rows: part.inputs(), out });
+        }
+        linear_parts(self.pool, self.host.mode, inputs, &mut parts, &|_, _| ());
+        let d = delta.width();
+        let (out, weights) = (out.rows(rows.clone()), weights.rows(rows.clone()));
+        let gate = m.shared.as_ref().map(|_| gate.rows(rows.clone()));
+        each_row(self.pool, delta.view_mut(rows), used * d, |r, delta| {
+            match gate {
+                Some(gate) => {
+                    let g = 1.0 / (1.0 + (-gate[r]).exp());
+                    delta.iter_mut().for_each(|x| *x *= g);
+                }
+                None => delta.fill(0.0),
+            }
+            for i in r * used..(r + 1) * used {
+                let (w, at) = (weights[i], sorted.places[i] as usize * d);
+                for (x, y) in delta.iter_mut().zip(&out[at..at + d]) {
+                    *x += w * y;
+                }
+            }
+        });
+    }
+
+    /// The router's logits, the choice and its weights, and the logit of the shared expert's gate.
+    fn choose(&self, x: &mut Acts, e: &mut ExpertRows, m: &Mixture, rows: Range<usize>) {
+        let (used, of) = (m.used, self.router_weights());
+        let count = m.router.n();
+        let logits = Out { w: &m.router, out: e.logits.rows_mut(rows.clone()), ldo: count };
+        match &m.shared {
+            None => linear(self.pool, self.host.mode, x, &mut [logits]),
+            Some(shared) => {
+                let gate = Out { w: &shared.gate, out: e.gate.rows_mut(rows.clone()), ldo: 1 };
+                linear(self.pool, self.host.mode, x, &mut [logits, gate]);
+            }
+        }
+        let ids = Pieces::new(&mut e.ids[rows.start * used..rows.end * used], used);
+        let weights = RowsMut::new(e.weights.rows_mut(rows.clone()), used);
+        let logits = e.logits.view(rows);
+        // About as long as so many times as many elements of other operations of rows.
+        const EACH: usize = 8;
+        each_row(self.pool, (ids, weights), EACH * count, |r, (ids, weights)| {
+            route(logits.row(r), of, ids, weights);
+        });
+    }
+
+    fn router_weights(&self) -> RouterWeights {
+        self.model.spec.experts.as_ref().map_or(RouterWeights::OfAll, |e: &Experts| e.weights)
+    }
+
+    fn sort(&self, e: &mut ExpertRows, m: &Mixture, rows: Range<usize>) {
+        let mut sorted = std::mem::take(&mut e.sorted);
+        sorted.sort(e.ids(rows), m.used, m.experts.len(), Linear::part_alignment(self.host.isa));
+        e.sorted = sorted;
+    }
+
+    /// Copies the row of every place of `x` to `inputs`.
+    fn gather(&self, x: &Acts, inputs: &mut Acts, sorted: &Sorted) {
+        let (x, d) = (x.f32(), x.k());
+        self.fill(inputs, d, sorted, |place| {
+            let at = sorted.rows[place] as usize * d;
+            &x[at..at + d]
+        });
+    }
+
+    /// Copies the rows of all places, of `width`, to `inputs`.
+    fn spread(&self, act: &[f32], width: usize, inputs: &mut Acts, sorted: &Sorted) {
+        self.fill(inputs, width, sorted, |place| &act[place * width..(place + 1) * width]);
+    }
+
+    /// The inputs of all parts: `row` of each place, and zeros between parts.
+    fn fill<'x>(
+        &self,
+        inputs: &mut Acts,
+        width: usize,
+        sorted: &Sorted,
+        row: impl Fn(usize) -> &'x [f32] + Sync,
+    ) {
+        let to = RowsMut::new(inputs.reset(sorted.inputs, width), width);
+        each_row(self.pool, to, width, |i, to| {
+            let part = sorted.parts[sorted.parts.partition_point(|p| p.input <= i) - 1];
+            match i - part.input {
+                n if n < part.len => to.copy_from_slice(row(part.place + n)),
+                _ => to.fill(0.0),
+            }
+        });
+    }
+}

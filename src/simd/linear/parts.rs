@@ -1,0 +1,118 @@
+//! Parts of the rows of activations times weights of their own, as one parallel job: the chosen experts of a step.
+//!
+//! ```text
+//! rows (sorted by expert)   │ 3 3 3 │ 7 │ 8 8 │            a part: rows that follow each other, and a weight, or two
+//! chunks                    │ groups 0..4 of expert 3 │ 4..8 of 3 │ … │ 0..4 of 7 │ …      each claimed by one thread
+//! ```
+//! A chunk computes some columns of a part for all of its rows, so an expert's weights are read once. With a second weight of the
+//! same shape it computes those columns of both and combines them (gate and up), so that no job follows for the activation.
+
+use std::ops::Range;
+
+use super::acts::{Acts, Input, Need};
+use super::kernel::{GROUP, LinearKernel};
+use super::mode::Mode;
+use super::multiply::groups;
+use super::weight::Linear;
+use crate::host::Pool;
+use crate::simd::Kernels;
+
+/// Some rows of the activations, and what they are multiplied by.
+pub struct Part<'a> {
+    /// The weight.
+    pub w: &'a Linear,
+    /// A second weight of the same shape, and memory for its products, as much as `out`.
+    pub second: Option<(&'a Linear, &'a mut [f32])>,
+    /// Rows of the activations. They begin at a multiple of [`Linear::part_alignment`].
+    pub rows: Range<usize>,
+    /// The products, `[rows][n]`.
+    pub out: &'a mut [f32],
+}
+
+/// A part, divided into chunks.
+struct Job<'a> {
+    w: (&'a Linear, &'static LinearKernel),
+    second: Option<(&'a Linear, &'static LinearKernel, *mut f32)>,
+    x: Input<'a>,
+    out: *mut f32,
+    first_chunk: usize,
+    per_chunk: usize,
+}
+
+// SAFETY: the output pointers are written in disjoint columns, see `linear_parts`.
+unsafe impl Sync for Job<'_> {}
+
+/// The products of all parts, as one parallel job. `combine` is called with columns of a row of the first product, which it
+/// changes, and the same columns of the second; not for parts without a second weight.
+///
+/// # Panics
+/// If shapes disagree, rows do not begin where they must, or activations of a weight are fine.
+pub fn linear_parts(
+    pool: &Pool,
+    mode: Mode,
+    x: &mut Acts,
+    parts: &mut [Part<'_>],
+    combine: &(dyn Fn(&mut [f32], &[f32]) + Sync),
+) {
+    let Some(isa) = parts.first().map(|p| p.w.isa()) else { return };
+    let mut need = Need::default();
+    for p in parts.iter() {
+        for w in std::iter::once(p.w).chain(p.second.iter().map(|(w, _)| *w)) {
+            assert!(w.isa() == isa && !w.is_fine(), "weights of one tier, with plain activations");
+            assert!((w.n(), w.k()) == (p.w.n(), x.k()), "weight [{}, {}], {} columns", w.n(), w.k(), x.k());
+            need = need.or(w.need(p.rows.len(), mode));
+        }
+        assert!(p.rows.start.is_multiple_of(Linear::part_alignment(isa)), "rows {:?}", p.rows);
+        let len = p.rows.len() * p.w.n();
+        assert!(p.out.len() == len && p.second.as_ref().is_none_or(|(_, up)| up.len() == len), "outputs");
+    }
+    let x = x.input(pool, Kernels::for_isa(isa), need);
+    // Parts run beside each other, so that fewer and longer chunks of each occupy all threads.
+    let threads = pool.threads().div_ceil(parts.len());
+    let mut chunks = 0;
+    let jobs: Vec<Job<'_>> = parts
+        .iter_mut()
+        .filter(|p| !p.rows.is_empty())
+        .map(|p| {
+            let m = p.rows.len();
+            let kernel = p.w.kernel(m, mode);
+            let per_chunk = p.w.groups_per_chunk(kernel, m, threads);
+            let second = p.second.as_mut().map(|(w, out)| (*w, w.kernel(m, mode), out.as_mut_ptr()));
+            let job = Job {
+                w: (p.w, kernel),
+                second,
+                x: x.rows(p.rows.clone()),
+                out: p.out.as_mut_ptr(),
+                first_chunk: chunks,
+                per_chunk,
+            };
+            chunks += p.w.n().div_ceil(GROUP).div_ceil(per_chunk);
+            job
+        })
+        .collect();
+    pool.run_streams(chunks, &|chunk, _| {
+        let job = &jobs[jobs.partition_point(|job| job.first_chunk <= chunk) - 1];
+        let (w, kernel) = job.w;
+        let (m, n) = (job.x.m(), w.n());
+        let g0 = (chunk - job.first_chunk) * job.per_chunk;
+        let g1 = (g0 + job.per_chunk).min(n.div_ceil(GROUP));
+        // SAFETY: outputs of m rows of n were checked above; each group of a part belongs to exactly one chunk, and parts have
+        // outputs of their own.
+        unsafe { groups(w, kernel, g0, g1, job.x, job.out, n) };
+        let Some((w, kernel, second)) = job.second else { return };
+        // SAFETY: as above.
+        unsafe { groups(w, kernel, g0, g1, job.x, second, n) };
+        let (from, to) = (g0 * GROUP, (g1 * GROUP).min(n));
+        for row in 0..m {
+            let at = row * n + from;
+            // SAFETY: columns of this chunk's groups, which no other chunk touches, of both outputs.
+            let (a, b) = unsafe {
+                (
+                    std::slice::from_raw_parts_mut(job.out.add(at), to - from),
+                    std::slice::from_raw_parts(second.add(at), to - from),
+                )
+            };
+            combine(a, b);
+        }
+    });
+}
