@@ -409,10 +409,12 @@ fn int8_row<'a>(((q, d, sum32), (sum16, minus32, minus16)): Int8Slices<'a>) -> I
     Int8Row { q, d, sum32, sum16, minus32, minus16 }
 }
 
-/// Makes room for exactly `len`, the size that the dry run counts.
+/// Makes room for exactly `len`, the size that the dry run counts. What was there is to be written again, and goes first: beside the new
+/// memory it would be more than was counted.
 fn grow<T: Default + Clone>(v: &mut Vec<T>, len: usize) {
     if v.len() < len {
-        v.reserve_exact(len - v.len());
+        *v = Vec::new();
+        v.reserve_exact(len);
         ask_for_huge_pages(v);
         v.resize(len, T::default());
     }
