@@ -11,9 +11,9 @@ use crate::data;
 use crate::measure::{Bench, Work};
 
 /// A weight of a model: name, rows, columns, epilogue.
-type Weight = (&'static str, usize, usize, Epilogue);
+pub type Weight = (&'static str, usize, usize, Epilogue);
 
-const LLAMA_8B: [Weight; 4] = [
+pub const LLAMA_8B: [Weight; 4] = [
     ("llama-3-8b qkv", 6144, 4096, Epilogue::F32),
     ("llama-3-8b o", 4096, 4096, Epilogue::F32),
     ("llama-3-8b gate_up", 28672, 4096, Epilogue::SwiGlu),
@@ -25,11 +25,11 @@ const SMOLLM2_135M: [Weight; 4] = [
     ("smollm2-135m gate_up", 3072, 576, Epilogue::SwiGlu),
     ("smollm2-135m down", 576, 1536, Epilogue::F32),
 ];
-const TINY: [Weight; 2] =
+pub const TINY: [Weight; 2] =
     [("tiny plain", 40, 264, Epilogue::F32), ("tiny gate_up", 48, 72, Epilogue::SwiGlu)];
 
 /// Operands of one weight on the device, the weight as often as it takes to be cold.
-struct Operands {
+pub struct Operands {
     dtype: Half,
     weight: Weight,
     w: Vec<u16>,
@@ -41,7 +41,18 @@ struct Operands {
 }
 
 impl Operands {
-    fn new(bench: &Bench, dtype: Half, weight: Weight, max_m: usize) -> Result<Operands> {
+    pub fn new(bench: &Bench, dtype: Half, weight: Weight, max_m: usize) -> Result<Operands> {
+        Operands::with_scratch(bench, dtype, weight, max_m, 0)
+    }
+
+    /// [`Operands::new`] with at least so many bytes of scratch.
+    pub fn with_scratch(
+        bench: &Bench,
+        dtype: Half,
+        weight: Weight,
+        max_m: usize,
+        least: usize,
+    ) -> Result<Operands> {
         let (_, n, k, _) = weight;
         let rt = &bench.rt;
         let w = data::halves(dtype, n * k, 1, (3.0 / k as f32).sqrt());
@@ -50,7 +61,8 @@ impl Operands {
         let w_copies = (0..bench.copies(n * k * 2)).map(|_| upload(&w)).collect::<Result<Vec<_>>>()?;
         let scratch_bytes =
             product::decode::scratch_bytes(rt.info(), &Matrix::Dense { n, k }, max_m.min(DENSE_TILES_ROWS))
-                .max(gemm::scratch_bytes(rt.info()));
+                .max(gemm::scratch_bytes(rt.info()))
+                .max(least);
         let scratch = Buffer::new(rt, scratch_bytes)?;
         rt.fill(Lane::Compute, scratch.ptr(), 0, COUNTER_BYTES)?;
         let y = Buffer::new(rt, max_m * n * 4)?;
@@ -58,7 +70,7 @@ impl Operands {
     }
 
     /// The product of `m` tokens with the `i`th copy.
-    fn args(&self, i: usize, m: usize) -> ProductArgs {
+    pub fn args(&self, i: usize, m: usize) -> ProductArgs {
         let (_, n, k, epilogue) = self.weight;
         let ptr = self.w_copies[i % self.w_copies.len()].ptr();
         ProductArgs {
@@ -80,7 +92,7 @@ impl Operands {
 
     /// A sample of the outputs for `m` tokens against f64. As tests/gpu/kernels/gemm.rs derives it, a sum of k products has
     /// an error within (k + 64) 2^-23 of their magnitudes, slopes of activations are below 1.13.
-    fn check(&self, bench: &Bench, kernel: &str, m: usize) -> Result<()> {
+    pub fn check(&self, bench: &Bench, kernel: &str, m: usize) -> Result<()> {
         let (name, _, k, epilogue) = self.weight;
         let (columns, gated) = (self.columns(), epilogue.is_gated());
         let mut bytes = vec![0; m * columns * if gated { 2 } else { 4 }];
@@ -117,12 +129,12 @@ impl Operands {
         Ok(())
     }
 
-    fn bytes(&self, m: usize) -> f64 {
+    pub fn bytes(&self, m: usize) -> f64 {
         let (_, n, k, epilogue) = self.weight;
         (2 * n * k + 2 * m * k + m * self.columns() * if epilogue.is_gated() { 2 } else { 4 }) as f64
     }
 
-    fn flops(&self, m: usize) -> f64 {
+    pub fn flops(&self, m: usize) -> f64 {
         2.0 * m as f64 * self.weight.1 as f64 * self.weight.2 as f64
     }
 }

@@ -111,6 +111,9 @@ fn measure(rt: Arc<dyn Runtime>, asked: &Asked) -> Result<()> {
     elementwise::embeddings(&mut bench)?;
     elementwise::rope(&mut bench)?;
     elementwise::activations(&mut bench)?;
+    if asked.test {
+        sweep::run(&mut bench)?;
+    }
     bench.finish();
     write(asked, &bench.json())
 }

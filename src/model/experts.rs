@@ -73,9 +73,13 @@ impl Experts {
     /// Expected number of different experts of a layer that `rows` rows use, each expert as likely as any other:
     /// D(B) = E·(1 − (1 − k/E)^B).
     pub fn distinct(&self, rows: u64) -> f64 {
-        let (all, used) = (self.count as f64, self.used as f64);
-        all * (1.0 - (1.0 - used / all).powf(rows as f64))
+        self.count as f64 * share_read(self.count, self.used, rows)
     }
+}
+
+/// The share of `count` experts that `rows` rows read, each row `used` of them, each expert as likely as any other.
+pub fn share_read(count: usize, used: usize, rows: u64) -> f64 {
+    1.0 - (1.0 - used as f64 / count as f64).powf(rows as f64)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::device::{Clock, Work};
 use crate::engine::host::HostSeq;
 use crate::engine::prepare::{FeedForward, Mlp, Prepared};
-use crate::model::ModelSpec;
+use crate::model::{ModelSpec, share_read};
 use crate::program::{Kind, Op, Part as Tokens};
 use crate::simd::linear::Linear;
 
@@ -36,7 +36,7 @@ struct Product {
     bytes: usize,
     k: usize,
     elements: usize,
-    /// Of experts: their bytes, all E of them, and how many a row uses.
+    /// Of experts: the bytes of all their matrices, how many those are, and how many a row uses.
     experts: Option<(usize, usize, usize)>,
 }
 
@@ -58,8 +58,7 @@ impl Product {
     /// Bytes of the weights that so many rows read, each expert as likely as any other.
     fn read(&self, rows: usize) -> usize {
         let Some((bytes, count, used)) = self.experts else { return self.bytes };
-        let unused = (1.0 - used as f64 / count as f64).powf(rows as f64);
-        self.bytes + (bytes as f64 * (1.0 - unused)).round() as usize
+        self.bytes + (bytes as f64 * share_read(count, used, rows as u64)).round() as usize
     }
 
     fn times(&self, rows: usize) -> Work {

@@ -26,16 +26,20 @@ macro_rules! like_llama {
 }
 pub(super) use like_llama;
 
-/// The names of Llama and of every family that follows it.
-pub const LLAMA: &NameMap = like_llama![];
-
-/// The names of Qwen's experts, and of OLMoE's.
-pub const EXPERTS: [(&str, &str); 4] = [
+/// The names of Llama, of Qwen's experts (and OLMoE's), and those that are given.
+macro_rules! like_qwen_moe {
+    ($($own:expr),* $(,)?) => { $crate::model::arch::names::like_llama![
     ("blk.{}.ffn_gate_inp", "model.layers.{}.mlp.gate"),
     ("blk.{}.ffn_gate.{}", "model.layers.{}.mlp.experts.{}.gate_proj"),
     ("blk.{}.ffn_up.{}", "model.layers.{}.mlp.experts.{}.up_proj"),
     ("blk.{}.ffn_down.{}", "model.layers.{}.mlp.experts.{}.down_proj"),
-];
+    $($own),*
+    ] };
+}
+pub(super) use like_qwen_moe;
+
+/// The names of Llama and of every family that follows it.
+pub const LLAMA: &NameMap = like_llama![];
 
 /// The canonical name of a Hugging Face tensor; `None` if the family has no such tensor.
 ///

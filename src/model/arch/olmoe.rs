@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json};
 
 use super::experts::{HfExperts, experts_to_hf, gguf_experts, hf_experts};
 use super::llama::Defaults;
-use super::names::{EXPERTS, like_llama};
+use super::names::like_qwen_moe;
 use super::{Family, GgufConfig, HfConfig, RopeDefaults, llama};
 use crate::model::ModelSpec;
 use crate::model::spec::{QkNorm, RopePairing, RouterWeights};
@@ -17,7 +17,7 @@ pub const FAMILY: Family = Family {
     hf: &["olmoe"],
     from_gguf,
     from_hf,
-    names: like_llama![EXPERTS[0], EXPERTS[1], EXPERTS[2], EXPERTS[3]],
+    names: like_qwen_moe![],
     hf_norms_are_offsets: false,
     gguf_pairing: RopePairing::Half,
     gguf_windows: false,

@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json};
 
 use super::experts::{HfExperts, experts_to_hf, gguf_experts, hf_experts};
 use super::llama::Defaults;
-use super::names::{EXPERTS, like_llama};
+use super::names::like_qwen_moe;
 use super::{Family, GgufConfig, HfConfig, llama, qwen2};
 use crate::Result;
 use crate::model::ModelSpec;
@@ -17,11 +17,7 @@ pub const FAMILY: Family = Family {
     hf: &["qwen2_moe"],
     from_gguf,
     from_hf,
-    names: like_llama![
-        EXPERTS[0],
-        EXPERTS[1],
-        EXPERTS[2],
-        EXPERTS[3],
+    names: like_qwen_moe![
         ("blk.{}.ffn_gate_inp_shexp", "model.layers.{}.mlp.shared_expert_gate"),
         ("blk.{}.ffn_gate_shexp", "model.layers.{}.mlp.shared_expert.gate_proj"),
         ("blk.{}.ffn_up_shexp", "model.layers.{}.mlp.shared_expert.up_proj"),

@@ -4,7 +4,7 @@ use serde_json::{Map, Value as Json};
 
 use super::experts::{HfExperts, experts_to_hf, gguf_experts, hf_experts};
 use super::llama::Defaults;
-use super::names::{EXPERTS, like_llama};
+use super::names::like_qwen_moe;
 use super::{Family, GgufConfig, HfConfig, llama, qwen3};
 use crate::Result;
 use crate::model::ModelSpec;
@@ -16,7 +16,7 @@ pub const FAMILY: Family = Family {
     hf: &["qwen3_moe"],
     from_gguf,
     from_hf,
-    names: like_llama![EXPERTS[0], EXPERTS[1], EXPERTS[2], EXPERTS[3]],
+    names: like_qwen_moe![],
     hf_norms_are_offsets: false,
     gguf_pairing: RopePairing::Half,
     gguf_windows: false,

@@ -86,7 +86,7 @@ impl DeviceLimits {
 
 /// Bytes of a probe in the device's memory: several times its caches, within a quarter of what is free.
 fn probe_bytes(runtime: &Arc<dyn Runtime>, effort: Effort) -> Result<usize> {
-    // Also of the quick probe: what fits in a cache measures the cache, and a copy of 8 MiB an H200's launch (2.1 of 4.3 TB/s).
+    // Also of the quick probe: 8 MiB measured an H200's cache and launches, 2.1 TB/s of 4.0.
     let caches = 8 * u64::from(runtime.info().l2_bytes);
     let wanted = match effort {
         Effort::Quick => caches.max(16 << 20),

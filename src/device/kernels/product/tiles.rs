@@ -21,16 +21,16 @@ struct Tile {
     stages: [usize; 3],
     /// Target number of blocks, in twentieths of the device's multiprocessors.
     blocks: usize,
-    /// What a block that has its multiprocessor for itself takes longer, in parts of its steps (0: nothing): it computes nothing while it
-    /// waits at its barrier.
+    /// How much longer a block takes that has its multiprocessor for itself, in eighths: it computes nothing while it waits at its
+    /// barrier.
     alone: usize,
 }
 
 /// The tiles, by tokens. Small tiles want two blocks per multiprocessor, so that one computes while the other waits at
 /// its barrier; large ones keep enough bytes in flight with one, and pay for every split with m·n partial sums.
 const TILES: [Tile; 5] = [
-    Tile { bn: 64, tm: 8, stages: [2, 4, 6], blocks: 38, alone: 8 },
-    Tile { bn: 64, tm: 16, stages: [2, 4, 6], blocks: 38, alone: 8 },
+    Tile { bn: 64, tm: 8, stages: [2, 4, 6], blocks: 38, alone: 1 },
+    Tile { bn: 64, tm: 16, stages: [2, 4, 6], blocks: 38, alone: 1 },
     Tile { bn: 128, tm: 32, stages: [2, 3, 4], blocks: 19, alone: 0 },
     Tile { bn: 128, tm: 64, stages: [2, 3, 4], blocks: 19, alone: 0 },
     Tile { bn: 128, tm: 128, stages: [2, 3, 4], blocks: 19, alone: 0 },
@@ -67,7 +67,7 @@ impl Tile {
         let most = aim.div_ceil(tiles).clamp(1, (steps / 4).clamp(1, 16));
         let cost = |splits: usize| {
             let (busiest, own) = ((tiles * splits).div_ceil(multiprocessors), steps.div_ceil(splits));
-            let alone = if busiest == 1 { own.checked_div(self.alone).unwrap_or(0) } else { 0 };
+            let alone = if busiest == 1 { own * self.alone / 8 } else { 0 };
             busiest * own + alone + if splits > 1 { MEET } else { 0 }
         };
         let splits = (1..=most).min_by_key(|&splits| cost(splits)).expect("at least one");
