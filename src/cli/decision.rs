@@ -34,9 +34,7 @@ impl Told<'_> {
         let device = self.0.device.as_deref().unwrap_or("a device");
         let share = self.0.gpu.as_ref().map(|(m, free)| share(m.total(), *free)).unwrap_or_default();
         let what = match (self.0.strategy, self.0.k) {
-            (_, Some(k))
-                if k == self.0.placement.layers.len() + 2 && !self.0.placement.uses(Side::Device) =>
-            {
+            _ if self.0.placement.is_host_alone() => {
                 return match (&self.0.device, &self.0.gpu) {
                     (Some(device), Some((_, free))) if self.0.next.is_some() => format!(
                         "{}: all on the cpu, not even the head fits the {} of {device}",
@@ -86,16 +84,25 @@ impl Told<'_> {
     }
 
     fn lia(&self, device: &str) -> String {
-        let n = self.0.placement.layers.len();
-        let pinned = self.0.pinned.unwrap_or_default();
+        let layers = &self.0.placement.layers;
+        let (n, pinned) = (layers.len(), self.0.pinned.unwrap_or_default());
+        let resident = |l: &LayerPlacement| matches!(l.weights, Residence::Device | Residence::Both);
+        let in_front = layers.iter().take_while(|l| resident(l)).count() == pinned;
         let mut parts = Vec::new();
-        if pinned > 0 {
-            parts.push(format!("{} pinned on {device}", blocks(0..pinned)));
+        match in_front {
+            _ if pinned == 0 => {}
+            true => parts.push(format!("{} pinned on {device}", blocks(0..pinned))),
+            false => parts.push(format!("{pinned} of {n} blocks pinned on {device}, spread evenly")),
+        }
+        let beside = |l: &&LayerPlacement| resident(l) && l.kv == Side::Host;
+        match layers.iter().filter(beside).count() {
+            0 => {}
+            some => parts.push(format!("{some} of them with keys and values on the cpu")),
         }
         if let Some((prefill, decode)) = self.0.policies.filter(|_| pinned < n) {
+            let others = if in_front { blocks(pinned..n) } else { "the others".into() };
             parts.push(format!(
-                "{} by ({}) for prompts and ({}) in decode (1 is the cpu)",
-                blocks(pinned..n),
+                "{others} by ({}) for prompts and ({}) in decode (1 is the cpu)",
                 bits(prefill),
                 bits(decode)
             ));
@@ -229,38 +236,37 @@ fn bits(policy: Policy) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tandem::engine::Choice;
     use tandem::program::Placement;
 
     fn memory(weights: u64) -> Memory {
         Memory { weights, kv: 0, activations: 0 }
     }
 
-    fn choice(placement: Placement) -> Choice {
-        Choice {
-            placement,
-            k: None,
+    fn decide(k: usize, next: Option<(String, u64)>) -> Decision {
+        Decision {
+            strategy: "helm",
+            placement: Placement::boundary(k, 4, 0, 0),
+            device: Some("emulated".into()),
+            k: Some(k),
             pinned: None,
             policies: None,
             kv_pages: None,
             far: Some(Far::Attend),
-            device: memory(61_200_000),
-            host: memory(9_000),
-            host_available: Some(5_000_000_000),
-            next: Some(("boundary 2 of 6 units".into(), 65_000_000)),
+            gpu: Some((memory(61_200_000), 64_000_000)),
+            host: Some((memory(9_000), Some(5_000_000_000))),
+            next,
+            because: None,
+            predicted: None,
         }
     }
 
-    fn decide(strategy: &'static str, choice: Choice) -> Decision {
-        Decision::split(strategy, "emulated".into(), 64_000_000, choice, None)
+    fn before() -> Option<(String, u64)> {
+        Some(("boundary 2 of 6 units".into(), 65_000_000))
     }
 
     #[test]
     fn a_boundary_is_told_by_its_units() {
-        let line = |k| {
-            let placement = Placement::boundary(k, 4, 0, 0);
-            Told(&decide("helm", Choice { k: Some(k), ..choice(placement) })).line()
-        };
+        let line = |k| Told(&decide(k, before())).line();
         for (k, want) in [
             (0, "helm: all on emulated (61.2 of 64.0 MB)"),
             (1, "helm: embedding on the cpu, blocks 0-3 and the head on emulated (61.2 of 64.0 MB)"),
@@ -277,15 +283,13 @@ mod tests {
         ] {
             assert_eq!(line(k), want);
         }
-        let placement = Placement::boundary(6, 4, 0, 0);
-        let asked = Choice { k: Some(6), next: None, ..choice(placement) };
-        assert_eq!(Told(&decide("helm", asked)).line(), "helm: all on the cpu");
+        assert_eq!(Told(&decide(6, None)).line(), "helm: all on the cpu");
     }
 
     #[test]
     fn what_a_plan_says_adds_up() {
         let mut plan = json!({ "strategy": "?", "memory": { "weights": 1 } });
-        let decision = decide("helm", Choice { k: Some(2), ..choice(Placement::boundary(2, 4, 0, 0)) });
+        let decision = decide(2, before());
         Told(&decision).add_to(&mut plan);
         assert_eq!((&plan["strategy"], &plan["k"]), (&json!("helm"), &json!(2)));
         assert_eq!((&plan["cpu_units"], &plan["gpu_units"]), (&json!(2), &json!(4)));

@@ -19,7 +19,7 @@ pub fn seconds(t: f64) -> String {
 /// `predicted: 12.3 ms for the prompt, 1.2 ms a token`; `predicted for a100-spr: …` if that is another machine.
 pub fn brief(p: &Prediction) -> String {
     let whose = p.whose.as_ref().map_or(String::new(), |name| format!(" for {}", progress::one_line(name)));
-    let prompt = format!("predicted{whose}: {} for the prompt", seconds(p.timed.run.prefill));
+    let prompt = format!("predicted{whose}: {} for the prompt", seconds(p.prefill));
     match p.step() {
         Some(step) => format!("{prompt}, {} a token", seconds(step)),
         None => prompt,
@@ -28,12 +28,11 @@ pub fn brief(p: &Prediction) -> String {
 
 /// Why it won: a line for each strategy.
 pub fn why(p: &Prediction) -> Vec<String> {
-    let t = &p.timed;
     let mut lines = vec![format!(
-        "{}; of {} placements that fit, for {} x {} + {} tokens, by {}",
-        t.why, t.fitting, p.work.batch, p.work.prompt, p.work.gen_len, p.from
+        "{}; for {} x {} + {} tokens, by {}",
+        p.why, p.work.batch, p.work.prompt, p.work.gen_len, p.from
     )];
-    for c in &t.considered {
+    for c in &p.considered {
         let time = match c.seconds {
             Some((prefill, decode)) => format!("{} + {}", seconds(prefill), seconds(decode)),
             None => "does not fit".into(),
@@ -46,14 +45,13 @@ pub fn why(p: &Prediction) -> Vec<String> {
             c.what
         ));
     }
-    lines.extend(t.far.as_ref().map(|far| told(far, p.work.context())));
+    lines.extend(p.far.as_ref().map(|far| told(far, p.work.context())));
     lines
 }
 
 /// For `plan` in JSON.
 pub fn json(p: &Prediction) -> Value {
-    let t = &p.timed;
-    let candidates: Vec<Value> = t
+    let candidates: Vec<Value> = p
         .considered
         .iter()
         .map(|c| {
@@ -72,12 +70,12 @@ pub fn json(p: &Prediction) -> Value {
         "prompt_len": p.work.prompt,
         "gen_len": p.work.gen_len,
         "batch": p.work.batch,
-        "t_prefill_s": t.run.prefill,
-        "t_decode_s": t.run.decode,
+        "t_prefill_s": p.prefill,
+        "t_decode_s": p.decode,
         "t_decode_step_s": p.step(),
         "by": p.from,
-        "why": t.why,
-        "far": t.far,
+        "why": p.why,
+        "far": p.far,
         "candidates": candidates,
     })
 }

@@ -71,6 +71,10 @@ pub struct DeviceInfo {
     pub shared_per_block: u32,
     /// Level-two cache in bytes, which should hold data that one kernel writes and the next one reads. 0 if not known.
     pub l2_bytes: u32,
+    /// Rate at which its memory is read at its highest clock, in bytes/s. 0 if not known.
+    pub memory_bw: u64,
+    /// Highest clock of its multiprocessors, in kHz. 0 if not known.
+    pub clock_khz: u32,
     /// Driver version, for messages (`13000` = 13.0); 0 if it has none.
     pub driver: u32,
 }

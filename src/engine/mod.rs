@@ -13,8 +13,8 @@
 //! | [`Batcher`], [`Request`], [`Event`], [`Deliver`], [`Token`], [`Logprobs`], [`Finish`], [`StepReport`] | many requests, computed step by step |
 //! | [`Service`], [`Client`], [`EventStream`], [`Flight`], [`Delivery`], [`Status`], [`Shutdown`], [`MOST_IN_FLIGHT`] | requests submitted from any thread |
 //! | [`FarSteps`], [`SidePages`] | pages away from the device |
-//! | [`choose`], [`choose_by_time`], [`Choice`], [`Strategy`], [`Among`], [`Prices`], [`Timed`], [`Considered`], [`Placement`] | chooses where a model runs |
-//! | [`Sizes`], [`Memory`], [`Tiers`], [`LaneHandOver`], [`JobPause`], [`hand_overs`] | memory of a placement, and measured hand-over times of the lanes |
+//! | [`Placement`] | where a model runs, for reports |
+//! | [`Sizes`], [`Counted`], [`Memory`], [`Tiers`], [`LaneHandOver`], [`JobPause`], [`hand_overs`] | memory of a placement, and measured hand-over times of the lanes |
 //! | [`Prepared`], [`Layer`], [`Host`], [`HostContext`], [`HostSeq`], [`HostStep`], [`HostWorkspace`], [`Residual`] | the CPU's sublayers |
 //! | [`LayerLayout`], [`LayerSource`], [`LayerImage`], [`LayerStream`], [`Upload`] | weights in the layout of an accelerator |
 //! | [`activation_type`], [`linear_shapes`], [`separate_gate_up`], [`embedding_bytes`], [`head_bytes`], [`rope_bytes`] | matrices of a model on an accelerator, and their bytes |
@@ -45,10 +45,7 @@ pub use homes::SidePages;
 pub use host::{Host, HostContext, HostSeq, HostStep, HostWorkspace, Residual};
 pub use kv::FarSteps;
 pub(crate) use machine::host_pages;
-pub use machine::{
-    Among, Choice, Considered, JobPause, LaneHandOver, Prices, Sizes, Strategy, Tiers, Timed, choose,
-    choose_by_time, hand_overs,
-};
+pub use machine::{Counted, JobPause, LaneHandOver, Sizes, Tiers, hand_overs};
 pub use memory::Memory;
 pub use options::Options;
 pub use outcome::{CohortOutcome, Outcome, TokenSource};

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use super::figures;
 use super::settings::Settings;
 use crate::device::{DeviceInfo, Kind};
-use crate::hardware::Hardware;
+use crate::hardware::{Hardware, named};
 use crate::model::LoadedModel;
 use crate::plan::{CostSource, Uncached};
 use crate::profile::{
-    ModelIdentity, Tables, Timings, estimate, estimate_cpu, measured_hardware, measured_tables,
+    EMULATED, ModelIdentity, Tables, Timings, estimate, estimate_cpu, measured_hardware, measured_tables,
     similar_device,
 };
 use crate::progress::Progress;
@@ -28,8 +28,8 @@ pub(super) struct Basis {
 
 impl Basis {
     /// The machine with this device, or without one: from the settings' description, from a measurement, or from a quick
-    /// probe; with weights on the wanted memory nodes, if anything is known of them. `None`, after a note, if there are
-    /// no figures.
+    /// probe; with weights on the wanted memory nodes, if anything is known of them. `None`: without a device, of a CPU that cannot
+    /// be probed.
     ///
     /// # Errors
     /// A description that cannot be read, or has no GPU.
@@ -111,20 +111,17 @@ fn figures_of(
         let probed = estimate_cpu(settings.threads);
         return Ok(probed.map(|hardware| Basis { hardware, tables: None, whose: None, from }));
     };
-    match estimate(info, settings.threads) {
-        Some(hardware) => {
-            let like = similar_device(info).unwrap_or_default();
-            let from = format!("a probe of this CPU and the figures of {like}; tandem profile measures");
-            // An emulated device stands in for another machine's GPU.
-            let whose = (info.driver == 0).then(|| format!("the GPU of {like}"));
-            Ok(Some(Basis { hardware, tables: None, whose, from }))
-        }
+    // Where nothing can be probed, all figures are those of a description.
+    let described = || named(EMULATED).expect("a description of Tandem's own");
+    let probed = estimate(info, settings.threads).unwrap_or_else(described);
+    let like = similar_device(info);
+    let from = match like {
+        Some(like) => format!("a probe of this CPU and the figures of {like}; tandem profile measures"),
         None => {
-            progress.note(&format!(
-                "no figures of {}: choosing by memory alone (tandem profile measures, `hardware` names a description)",
-                info.name
-            ));
-            Ok(None)
+            format!("a probe of this CPU and what the driver says of {}; tandem profile measures", info.name)
         }
-    }
+    };
+    // An emulated device stands in for another machine's GPU.
+    let whose = like.filter(|_| info.driver == 0).map(|like| format!("the GPU of {like}"));
+    Ok(Some(Basis { hardware: probed, tables: None, whose, from }))
 }

@@ -63,9 +63,7 @@ impl Settings {
                  leave it out, or use `device` cpu or `device` emulated",
             ));
         }
-        if let Some(split) = self.split() {
-            split.check()?;
-        }
+        self.fixed.check_vectors()?;
         self.check_nodes(strategy)?;
         match self.kind() {
             Some(kind) if !self.falls_back() => device::check(&kind),

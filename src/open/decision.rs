@@ -1,7 +1,9 @@
 //! The decision where a model runs, and the numbers it rests on.
 
 use super::predict::Prediction;
-use crate::engine::{Choice, Memory};
+use crate::engine::{Memory, Sizes};
+use crate::host::memory_available;
+use crate::plan::Candidate;
 use crate::program::{Far, Placement, Policy, Side};
 
 /// Where a model runs, and in how much memory.
@@ -68,27 +70,35 @@ impl Decision {
         }
     }
 
-    /// The placement that a strategy chose.
-    pub fn split(
-        strategy: &'static str,
-        device: String,
-        free: u64,
-        choice: Choice,
-        because: Option<String>,
-    ) -> Decision {
+    /// The placement of a strategy's candidate, of a model of these sizes.
+    pub(super) fn of(candidate: &Candidate, sizes: &Sizes, device: String) -> Decision {
+        let (k, n) = (candidate.k, sizes.layers());
+        let vectors = |bits: Option<[u8; 6]>| bits.map(|b| Policy::from_bits(b.map(|b| b == 1)));
+        let (placement, kv_pages) = sizes.with_pages(candidate.placement.clone());
+        let (host, none) = (sizes.host(&placement), Memory { weights: 0, kv: 0, activations: 0 });
+        let on_device = match placement.is_host_alone() {
+            true => none,
+            false => sizes.device_by(&placement, candidate.way),
+        };
+        // The boundary before this one, if memory is what prevents it.
+        let before = k.and_then(|k| k.checked_sub(1)).filter(|_| candidate.strategy.has_boundary());
+        let next = before.and_then(|k| {
+            let bytes = sizes.device(&Placement::boundary(k, n, 0, 0)).total();
+            (bytes > sizes.free()).then(|| (format!("boundary {k} of {} units", n + 2), bytes))
+        });
         Decision {
-            strategy,
-            placement: choice.placement,
+            strategy: candidate.strategy.name(),
+            placement,
             device: Some(device),
-            k: choice.k,
-            pinned: choice.pinned,
-            policies: choice.policies,
-            kv_pages: choice.kv_pages,
-            far: choice.far,
-            gpu: Some((choice.device, free)),
-            host: Some((choice.host, choice.host_available)),
-            next: choice.next,
-            because,
+            k,
+            pinned: candidate.pinned_blocks,
+            policies: vectors(candidate.prefill_policy).zip(vectors(candidate.decode_policy)),
+            kv_pages,
+            far: candidate.way,
+            gpu: Some((on_device, sizes.free())),
+            host: Some((host, memory_available())),
+            next,
+            because: None,
             predicted: None,
         }
     }
@@ -98,21 +108,9 @@ impl Decision {
         Decision { predicted, ..self }
     }
 
-    /// This decision as a [`Choice`].
-    pub(super) fn choice(&self) -> Choice {
-        let none = Memory { weights: 0, kv: 0, activations: 0 };
-        Choice {
-            placement: self.placement.clone(),
-            k: self.k,
-            pinned: self.pinned,
-            policies: self.policies,
-            kv_pages: self.kv_pages,
-            far: self.far,
-            device: self.gpu.map_or(none, |g| g.0),
-            host: self.host.map_or(none, |h| h.0),
-            host_available: self.host.and_then(|h| h.1),
-            next: None,
-        }
+    /// Bytes on the device and on the host.
+    pub(super) fn bytes(&self) -> (u64, u64) {
+        (self.gpu.map_or(0, |g| g.0.total()), self.host.map_or(0, |h| h.0.total()))
     }
 
     /// Whether it was chosen by predicted time.

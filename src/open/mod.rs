@@ -15,13 +15,15 @@
 //! | [`Settings`], [`Device`], [`Strategy`], [`Requests`] | how it is to run |
 //! | [`Demand`], [`Use`], [`Running`] | what an engine is for, and the engine |
 //! | [`Needs`], [`Scheduled`] | an engine for many requests |
-//! | [`Decision`], [`Prediction`] | where it runs, and why |
+//! | [`Decision`], [`Prediction`], [`Considered`] | where it runs, and why |
+//! | [`planned`] | how a model would run on a machine that is described |
 //! | [`hardware`], [`profiled`], [`measure_machine`] | figures of the machine that times are predicted for |
 
 mod basis;
 mod check;
 mod decision;
 mod details;
+mod dry;
 mod figures;
 mod model;
 mod place;
@@ -32,10 +34,11 @@ mod source;
 
 pub use check::Requests;
 pub use decision::Decision;
+pub use dry::planned;
 pub use figures::{hardware, measure_machine, profiled};
 pub use model::Model;
 pub use place::{Demand, Running};
-pub use predict::{Prediction, Use};
+pub use predict::{Considered, Prediction, Use};
 pub use scheduled::{Needs, Scheduled};
 pub use settings::{Device, Settings, Strategy};
 pub use source::{decimal, pull};

@@ -19,9 +19,9 @@ use super::settings::{Settings, Strategy};
 use super::source::decimal;
 use super::{Requests, details};
 use crate::device::{self, Accelerator, Clock, Kind, Rates, Runtime};
-use crate::engine::{self, Among, Engine, Options, Prepared, Sizes};
+use crate::engine::{Engine, Options, Prepared, Sizes};
 use crate::host::memory_available;
-use crate::program::Side;
+use crate::plan::Strategy as System;
 use crate::progress::{Progress, Unit};
 use crate::simd::Isa;
 use crate::simd::linear::{self, Mode};
@@ -158,7 +158,9 @@ impl Place<'_> {
         let Some(kind) = settings.kind() else {
             let (engine, decision) = self.on_cpu()?;
             let predicted = match settings.strategy() {
-                Strategy::CpuOnly => self.subject(self.options).alone(None, decision.choice())?,
+                Strategy::CpuOnly => {
+                    self.subject(self.options).alone(None, &decision.placement, decision.bytes())?
+                }
                 _ => None,
             };
             return Ok((engine, decision.with(predicted), None));
@@ -226,60 +228,36 @@ impl Place<'_> {
         fit_types(settings, &*accelerator, &mut on_device);
         let name = kind.to_string();
         let (spec, weights) = (&self.model.loaded.spec, &self.model.loaded.weights);
-        let among = match settings.split() {
-            Some(strategy) => Among::One(strategy),
-            None if settings.strategy() == Strategy::Auto => Among::All,
-            None => {
-                let (engine, decision) = self.whole(&accelerator, &name, &on_device)?;
-                let device = Some((kind, accelerator.runtime().info()));
-                let predicted = self.subject(&on_device).alone(device, decision.choice())?;
-                return Ok(runs(engine, decision.with(predicted), runtime));
-            }
+        let Some(strategies) = settings.placements() else {
+            let (engine, decision) = self.whole(&accelerator, &name, &on_device)?;
+            let device = Some((kind, accelerator.runtime().info()));
+            let predicted = self.subject(&on_device).alone(device, &decision.placement, decision.bytes())?;
+            return Ok(runs(engine, decision.with(predicted), runtime));
         };
         let sizes = Sizes::new(spec, weights, &on_device, &*accelerator)?;
-        let free = sizes.free();
         let info = accelerator.runtime().info().clone();
-        let predicted = self.subject(&on_device).fastest((kind, &info), &sizes, among)?;
-        let mut because = None;
-        let (strategy, mut choice) = match (&predicted, among) {
-            (Some(p), _) => {
-                let whole = p.timed.considered.iter().find(|c| c.strategy.name() == "gpu-only");
-                if let Some(c) = whole.filter(|c| c.seconds.is_none()) {
-                    let (takes, there) = (decimal(c.bytes.0), decimal(free));
-                    because = Some(format!("it takes {takes} of {name}, {there} free"));
-                }
-                (p.timed.strategy.name(), p.timed.choice.clone())
-            }
-            // Without predicted times: everything on the device, or as much as fits.
-            (None, Among::All) => match self.whole(&accelerator, &name, &on_device) {
-                Err(Error::Capacity(why)) => {
-                    because = Some(why);
-                    let strategy = engine::Strategy::Helm { boundary: None };
-                    let choice = engine::choose(&sizes, strategy)?;
-                    let cpu = choice.k == Some(spec.n_layers + 2);
-                    (if cpu { "cpu-only" } else { strategy.name() }, choice)
-                }
-                whole => return whole.map(|(engine, decision)| runs(engine, decision, runtime)),
-            },
-            (None, Among::One(strategy)) => (strategy.name(), engine::choose(&sizes, strategy)?),
-        };
+        let (chosen, predicted) = self.subject(&on_device).fastest((kind, &info), &sizes, strategies)?;
+        let mut decision = Decision::of(&chosen, &sizes, name.clone());
+        let whole = predicted.considered.iter().find(|c| c.strategy == System::GpuOnly);
+        decision.because = whole
+            .filter(|c| c.seconds.is_none())
+            .map(|c| format!("it takes {} of {name}, {} free", decimal(c.bytes.0), decimal(sizes.free())));
         // Uses the faster way in each step, if that was chosen.
-        on_device.far = choice.far;
-        on_device.times = predicted.as_ref().filter(|_| choice.far.is_none()).map(|p| p.times());
-        let decision =
-            |choice| Decision::split(strategy, name.clone(), free, choice, because).with(predicted);
-        if choice.k == Some(spec.n_layers + 2) && !choice.placement.uses(Side::Device) {
+        on_device.far = chosen.way;
+        on_device.times = chosen.way.is_none().then(|| predicted.times());
+        decision.predicted = Some(predicted);
+        if decision.placement.is_host_alone() {
             drop((accelerator, runtime));
             let (engine, _) = self.on_cpu()?;
-            choice.host = engine.memory();
-            return Ok(runs(engine, decision(choice), None));
+            decision.host = Some((engine.memory(), memory_available()));
+            return Ok(runs(engine, decision, None));
         }
         let loaded = counted(self.progress, weights.bytes(), "loading weights", |done| {
-            let placement = choice.placement.clone();
+            let (placement, strategy) = (decision.placement.clone(), decision.strategy);
             Engine::placed(spec.clone(), weights, &on_device, accelerator, &name, strategy, placement, done)
         });
         match loaded {
-            Ok(engine) => Ok(runs(engine, decision(choice), runtime)),
+            Ok(engine) => Ok(runs(engine, decision, runtime)),
             Err(Error::Capacity(why)) => Ok(Planned::Short(why)),
             Err(error) => Err(error),
         }

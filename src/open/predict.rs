@@ -5,13 +5,17 @@ use std::sync::Arc;
 use super::basis::Basis;
 use super::settings::Settings;
 use crate::device::{DeviceInfo, Kind};
-use crate::engine::{Among, Choice, Considered, Options, Prices, Sizes, Timed, choose_by_time};
+use crate::engine::{Options, Sizes};
+use crate::hardware::Hardware;
 use crate::model::LoadedModel;
-use crate::plan::{self, CostSource, Costs, Predictor, StepTimes, Strategy as System, Workload, programs};
+use crate::plan::{
+    self, Candidate, CostSource, Costs, FarForecast, Predictor, StepTimes, Strategy as System, Workload,
+    programs,
+};
 use crate::program::Placement;
 use crate::progress::Progress;
 use crate::simd::Isa;
-use crate::{Result, sched};
+use crate::{Error, Result, sched};
 
 /// The work of a run, as far as known in advance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,10 +28,42 @@ pub struct Use {
     pub batch: usize,
 }
 
+/// The best of one strategy.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Considered {
+    /// The system whose candidate it is.
+    pub strategy: System,
+    /// What it does, or why it does not fit.
+    pub what: String,
+    /// Seconds of the prefill and of all decode steps; none if it does not fit.
+    pub seconds: Option<(f64, f64)>,
+    /// Bytes on the device and on the host.
+    pub bytes: (u64, u64),
+}
+
+impl Considered {
+    fn of(c: &Candidate) -> Considered {
+        Considered {
+            strategy: c.strategy,
+            what: c.reason.clone(),
+            seconds: c.t_prefill_s.zip(c.t_decode_s).filter(|_| c.feasible),
+            bytes: (c.memory.gpu.total, c.memory.host.total),
+        }
+    }
+}
+
 /// A choice by predicted time.
 pub struct Prediction {
-    /// The choice.
-    pub timed: Timed,
+    /// Seconds of the whole prefill.
+    pub prefill: f64,
+    /// Seconds of all decode steps.
+    pub decode: f64,
+    /// The best of every strategy that was compared.
+    pub considered: Vec<Considered>,
+    /// How decode steps attend pages that leave the device, if any do.
+    pub far: Option<FarForecast>,
+    /// The reason for the choice.
+    pub why: String,
     /// The work that it is predicted for.
     pub work: Workload,
     /// The machine whose times these are, if not this machine.
@@ -41,12 +77,43 @@ impl Prediction {
     /// Seconds of a decode step, in the mean; `None` without an answer.
     pub fn step(&self) -> Option<f64> {
         let n = self.work.gen_len;
-        (n > 0).then(|| self.timed.run.decode / n as f64)
+        (n > 0).then(|| self.decode / n as f64)
     }
 
     /// Predictions of steps, for as long as the model runs.
     pub fn times(&self) -> StepTimes {
         self.times.clone()
+    }
+}
+
+/// What is known of the times of a run before it is placed.
+struct Known {
+    hardware: Hardware,
+    source: Arc<dyn CostSource>,
+    sized: plan::Sizes,
+    work: Workload,
+    whose: Option<String>,
+    from: String,
+}
+
+impl Known {
+    /// Calls `with` with the costs.
+    fn ask<T>(&self, with: impl FnOnce(&dyn Costs) -> T) -> T {
+        let (mut with, mut answer) = (Some(with), None);
+        self.source.ask(&self.sized, &mut |costs| answer = with.take().map(|with| with(costs)));
+        answer.expect("a source has costs")
+    }
+
+    fn prediction(
+        self,
+        (prefill, decode): (f64, f64),
+        considered: Vec<Considered>,
+        far: Option<FarForecast>,
+        why: String,
+    ) -> Prediction {
+        let Known { source, sized, work, whose, from, .. } = self;
+        let times = StepTimes::of(source, sized);
+        Prediction { prefill, decode, considered, far, why, work, whose, from, times }
     }
 }
 
@@ -60,51 +127,73 @@ pub(super) struct Subject<'a> {
 }
 
 impl Subject<'_> {
-    /// The fastest placement that fits, and its predicted time; `None` if nothing can be predicted, or nothing fits.
+    /// The fastest placement that fits, of `strategies`, with its predicted time.
     ///
     /// # Errors
-    /// If the hardware description cannot be read or has no GPU, or the user fixed something that the model does not have.
+    /// [`Error::Capacity`] if nothing fits, with the numbers; a hardware description that cannot be read or has no GPU; something
+    /// fixed that the model does not have; work beyond all reason.
     pub fn fastest(
         &self,
         device: (&Kind, &DeviceInfo),
         sizes: &Sizes,
-        among: Among,
-    ) -> Result<Option<Prediction>> {
-        let post_norms = self.model.spec.post_norms;
-        self.predict(Some(device), |costs, model, work| {
-            choose_by_time(sizes, among, &Prices { costs, model, work, post_norms })
-        })
+        strategies: &[System],
+    ) -> Result<(Candidate, Prediction)> {
+        let known = self.known(Some(device))?.expect("every device has figures");
+        plan::countable(&known.sized, known.work.batch, known.work.context())?;
+        let request = plan::Request {
+            prompt: known.work.prompt,
+            gen_len: known.work.gen_len,
+            batch: known.work.batch,
+            gpu_memory: None,
+            chunk: Some(known.work.chunk),
+            overlap: false,
+            fixed: self.settings.fixed,
+        };
+        let bytes = sizes.counted();
+        let plan = known.ask(|costs| {
+            plan::plan_within(&bytes, &known.sized, &known.hardware, &request, strategies, costs)
+        })?;
+        let Some(chosen) = plan.chosen.map(|i| &plan.candidates[i]) else {
+            return Err(Error::Capacity(nothing_fits(&plan.candidates)));
+        };
+        let considered = plan.candidates.iter().map(Considered::of).collect();
+        let seconds = (chosen.t_prefill_s.unwrap_or(0.0), chosen.t_decode_s.unwrap_or(0.0));
+        let far = chosen.far.clone();
+        Ok((chosen.clone(), known.prediction(seconds, considered, far, plan.why)))
     }
 
-    /// The predicted time with everything on one side: on `device`, or without one on the CPU. `None` if nothing can be
+    /// The predicted time with everything on one side, in so many bytes of both: on `device`, or without one on the CPU. `None` if nothing can be
     /// predicted.
     ///
     /// # Errors
     /// A description of hardware that cannot be read, or has no GPU.
-    pub fn alone(&self, device: Option<(&Kind, &DeviceInfo)>, choice: Choice) -> Result<Option<Prediction>> {
-        let strategy = if device.is_some() { System::GpuOnly } else { System::CpuOnly };
-        self.predict(device, |costs, sized, work| {
-            // Unlimited pages.
-            let placement = Placement { device_pages: usize::MAX >> 1, ..choice.placement.clone() };
-            let run = programs(costs, sized, &placement, &work)?;
-            let considered = Considered {
-                strategy,
-                what: format!("everything on the {}", if device.is_some() { "device" } else { "CPU" }),
-                seconds: Some((run.prefill, run.decode)),
-                bytes: (choice.device.total(), choice.host.total()),
-            };
-            let why = format!("{}: as it was asked for", strategy.name());
-            let considered = vec![considered];
-            Ok(Some(Timed { strategy, choice, run, considered, fitting: 1, far: None, why }))
-        })
-    }
-
-    /// Calls `choose` with the costs of this machine and the sizes of the model.
-    fn predict(
+    pub fn alone(
         &self,
         device: Option<(&Kind, &DeviceInfo)>,
-        choose: impl FnOnce(&dyn Costs, &plan::Sizes, Workload) -> Result<Option<Timed>>,
+        placement: &Placement,
+        bytes: (u64, u64),
     ) -> Result<Option<Prediction>> {
+        let Some(known) = self.known(device)? else { return Ok(None) };
+        // No prediction if the figures would overflow.
+        if plan::countable(&known.sized, known.work.batch, known.work.context()).is_err() {
+            return Ok(None);
+        }
+        // Unlimited pages.
+        let placement = Placement { device_pages: usize::MAX >> 1, ..placement.clone() };
+        let run = known.ask(|costs| programs(costs, &known.sized, &placement, &known.work))?;
+        let (strategy, side) = match device {
+            Some(_) => (System::GpuOnly, "device"),
+            None => (System::CpuOnly, "CPU"),
+        };
+        let seconds = (run.prefill, run.decode);
+        let considered =
+            Considered { strategy, what: format!("everything on the {side}"), seconds: Some(seconds), bytes };
+        let why = format!("{}: as it was asked for", strategy.name());
+        Ok(Some(known.prediction(seconds, vec![considered], None, why)))
+    }
+
+    /// The costs of this machine, and the sizes of the model.
+    fn known(&self, device: Option<(&Kind, &DeviceInfo)>) -> Result<Option<Known>> {
         let basis = Basis::of(self.settings, self.model, device, self.progress)?;
         let Some(Basis { hardware, tables, whose, from }) = basis else { return Ok(None) };
         let sized = plan::Sizes::of_weights(&self.model.spec, &self.model.weights, Isa::selected()?);
@@ -114,21 +203,23 @@ impl Subject<'_> {
             batch: self.work.batch.max(1) as u64,
             chunk: self.options.chunk.min(self.options.context) as u64,
         };
-        // No prediction if the figures would overflow.
-        if plan::countable(&sized, work.batch, work.context()).is_err() {
-            return Ok(None);
-        }
-        let mut choose = Some(choose);
-        let mut chosen = Ok(None);
-        let source = Basis::source(hardware, tables);
-        source.ask(&sized, &mut |costs| {
-            if let Some(choose) = choose.take() {
-                chosen = choose(costs, &sized, work);
-            }
-        });
-        let times = StepTimes::of(source, sized);
-        Ok(chosen?.map(|timed| Prediction { timed, work, whose, from, times }))
+        let source = Basis::source(hardware.clone(), tables);
+        Ok(Some(Known { hardware, source, sized, work, whose, from }))
     }
+}
+
+/// The sentence if no candidate fits: what the one lacks that lacks least.
+fn nothing_fits(candidates: &[Candidate]) -> String {
+    let lack = |c: &&Candidate| {
+        let (gpu, host) = (&c.memory.gpu, &c.memory.host);
+        gpu.total.saturating_sub(gpu.available) + host.total.saturating_sub(host.available)
+    };
+    let Some(c) = candidates.iter().min_by_key(lack) else { return "nothing to choose from".into() };
+    format!(
+        "`strategy` {}: {}; try a smaller `context` or `chunk`, or `device` cpu",
+        c.strategy.name(),
+        c.reason
+    )
 }
 
 /// Predictions for schedulers of requests on two sides.
@@ -139,8 +230,7 @@ pub(super) struct Scheduling {
 }
 
 impl Scheduling {
-    /// Predictions for schedulers of a model in this placement on this machine with this device; `None` if there are no
-    /// figures.
+    /// Predictions for schedulers of a model in this placement on this machine with this device.
     ///
     /// # Errors
     /// A description of hardware that cannot be read, or has no GPU.
@@ -150,10 +240,10 @@ impl Scheduling {
         device: (&Kind, &DeviceInfo),
         placement: &Placement,
         progress: &dyn Progress,
-    ) -> Result<Option<Scheduling>> {
-        let Some(basis) = Basis::of(settings, model, Some(device), progress)? else { return Ok(None) };
+    ) -> Result<Scheduling> {
+        let basis = Basis::of(settings, model, Some(device), progress)?.expect("every device has figures");
         let sizes = plan::Sizes::of_weights(&model.spec, &model.weights, Isa::selected()?);
-        Ok(Some(Scheduling { source: basis.uncached(), sizes, placement: placement.clone() }))
+        Ok(Scheduling { source: basis.uncached(), sizes, placement: placement.clone() })
     }
 
     /// Predictions for a scheduler.

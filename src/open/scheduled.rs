@@ -170,16 +170,6 @@ impl Model {
         let info = accelerator.runtime().info().clone();
         let placement = Placement { host_pages: tiers.host_pages, ..tiers.placement.clone() };
         let scheduling = Scheduling::of(settings, &self.loaded, (kind, &info), &placement, progress)?;
-        if scheduling.is_none()
-            && let Some(other) = settings.strategies.iter().find(|&&s| s != Strategy::GpuOnly)
-        {
-            return Err(Error::usage(format!(
-                "`strategy` {}: there are no figures of {}, which it decides by; measure them with tandem profile, or name \
-                 a description as `hardware`",
-                other.name(),
-                info.name
-            )));
-        }
         let runtime = Some(accelerator.runtime().clone());
         let name = kind.to_string();
         let engine = counted(progress, weights.bytes(), "loading weights", |done| {
@@ -199,7 +189,7 @@ impl Model {
             details: Vec::new(),
             runtime,
             schedulers: true,
-            scheduling,
+            scheduling: Some(scheduling),
             tokens,
             targets: Targets::NONE,
             learns_lengths: settings.learns_lengths.unwrap_or(true),

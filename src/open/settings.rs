@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::device::Kind;
-use crate::engine;
 use crate::hardware::Hardware;
 use crate::host::{NumaBinding, NumaWish, numa_nodes};
-use crate::plan::Fixed;
+use crate::plan::{Fixed, Strategy as System};
 use crate::program::Far;
 use crate::tensor::Half;
 
@@ -180,14 +179,21 @@ impl Settings {
         !self.fixed.is_some() && self.strategies.iter().all(|s| s.schedules())
     }
 
-    /// How two sides share the model; `None` if one side has all of it, or if auto decides.
-    pub fn split(&self) -> Option<engine::Strategy> {
-        let Fixed { boundary, pinned, prefill, decode } = self.fixed;
+    /// The strategies whose placements are compared; `None` if one side has all of the model.
+    pub fn placements(&self) -> Option<&'static [System]> {
         match self.strategy() {
-            Strategy::Helm => Some(engine::Strategy::Helm { boundary }),
-            Strategy::Lia => Some(engine::Strategy::Lia { pinned, prefill, decode }),
-            Strategy::Stream => Some(engine::Strategy::Stream),
-            Strategy::Greedy => Some(engine::Strategy::Greedy),
+            Strategy::Auto => Some(&[
+                System::CpuOnly,
+                System::GpuOnly,
+                System::Greedy,
+                System::Stream,
+                System::Helm,
+                System::Lia,
+            ]),
+            Strategy::Helm => Some(&[System::Helm]),
+            Strategy::Lia => Some(&[System::Lia]),
+            Strategy::Stream => Some(&[System::Stream]),
+            Strategy::Greedy => Some(&[System::Greedy]),
             _ => None,
         }
     }

@@ -4,8 +4,6 @@
 //! GPU    weights │ keys, values │ staging │ activations │ workspace │ kernels' modules          of --gpu-memory, or of
 //! host   weights (a second layout where the GPU's differs) │ keys, values │ activations │ pinned      the hardware's
 //! ```
-//! The ladder when it does not fit: shorter prefill steps, then keys and values to the host, then blocks to the host,
-//! then an error with the numbers. What the user set is not on the ladder: sequences and context stay.
 
 use serde::Serialize;
 
@@ -14,8 +12,7 @@ use super::hardware::Hardware;
 use super::sizes::Sizes;
 use crate::cache::PAGE_TOKENS;
 use crate::device::TOP_BYTES;
-use crate::program::{LayerPlacement, Placement, Policy, Residence, Side, Sublayer};
-use crate::{Error, Result};
+use crate::program::{Far, LayerPlacement, Placement, Policy, Residence, Side, Sublayer};
 
 /// What the driver and a context keep of a GPU's nominal memory. One rule gives all of HELM's published plans: nominal
 /// GB less half of one.
@@ -62,7 +59,7 @@ impl Load {
     }
 
     /// Most rows of a step.
-    fn rows(&self) -> u64 {
+    pub(super) fn rows(&self) -> u64 {
         self.chunk.max(self.sequences)
     }
 }
@@ -129,12 +126,15 @@ pub struct Memory {
 impl Memory {
     /// What keeps it from fitting, with the numbers.
     pub fn lack(&self) -> Option<String> {
-        let g = |b: u64| format!("{:.2}", b as f64 / 1e9);
+        // Those of small models are not all zero.
+        let needed = self.gpu.total.max(self.host.total).max(self.nodes.map_or(0, |n| n.weights));
+        let (unit, bytes) = if needed < 1_000_000_000 { ("MB", 1e6) } else { ("GB", 1e9) };
+        let g = |b: u64| format!("{:.2}", b as f64 / bytes);
         let (gpu, host) = (&self.gpu, &self.host);
         if gpu.total > gpu.available {
             return Some(format!(
-                "needs {} GB of GPU memory (weights {}, KV {}, staging {}, activations {}, workspace and kernels {}), {} \
-                 GB available",
+                "needs {} {unit} of GPU memory (weights {}, KV {}, staging {}, activations {}, workspace and kernels {}), {} \
+                 {unit} available",
                 g(gpu.total),
                 g(gpu.weights),
                 g(gpu.kv),
@@ -146,14 +146,14 @@ impl Memory {
         }
         if let Some(nodes) = self.nodes.filter(|n| n.weights > n.available) {
             return Some(format!(
-                "needs {} GB for weights on memory nodes, {} GB available",
+                "needs {} {unit} for weights on memory nodes, {} {unit} available",
                 g(nodes.weights),
                 g(nodes.available)
             ));
         }
         (host.total > host.available).then(|| {
             format!(
-                "needs {} GB of host memory (weights {}, KV {}, activations {}, pinned {}), {} GB available",
+                "needs {} {unit} of host memory (weights {}, KV {}, activations {}, pinned {}), {} {unit} available",
                 g(host.total),
                 g(host.weights),
                 g(host.kv),
@@ -162,6 +162,25 @@ impl Memory {
                 g(host.available)
             )
         })
+    }
+
+    /// The same with weights of the host on memory nodes, if they are to lie there.
+    pub(crate) fn with_weights_on(mut self, nodes: Option<NodesRoom>) -> Memory {
+        let Some(room) = nodes else { return self };
+        let own = self.host.weights / room.nodes * room.own;
+        let weights = self.host.weights - own;
+        self.nodes = (weights > 0).then_some(NodeMemory { weights, available: room.bytes });
+        self.host.weights = own;
+        self.host.total -= weights;
+        self
+    }
+
+    /// More than there is anywhere.
+    pub(crate) fn beyond(available: Available) -> Memory {
+        let mut m = Memory::default();
+        (m.gpu.available, m.host.available) = (available.gpu, available.host);
+        (m.gpu.total, m.host.total) = (u64::MAX, u64::MAX);
+        m
     }
 
     /// Whether it fits.
@@ -277,8 +296,20 @@ fn kv_crosses(at: &LayerPlacement, policy: Policy) -> bool {
         && at.kv == Side::Host
 }
 
-/// The dry run.
+/// The dry run; pages that have left the GPU are attended in either way.
 pub fn memory(sizes: &Sizes, placement: &Placement, load: &Load, available: Available) -> Memory {
+    memory_with(sizes, placement, load, available, None)
+}
+
+/// The dry run with pages that have left the GPU attended as `far` says: two staging areas for those of a block unless they are
+/// attended in place.
+pub(super) fn memory_with(
+    sizes: &Sizes,
+    placement: &Placement,
+    load: &Load,
+    available: Available,
+    far: Option<Far>,
+) -> Memory {
     let spec = &sizes.spec;
     let mut m = Memory::default();
     (m.gpu.available, m.host.available) = (available.gpu, available.host);
@@ -303,8 +334,8 @@ pub fn memory(sizes: &Sizes, placement: &Placement, load: &Load, available: Avai
             staged_kv = pages * page;
         } else if kv_crosses(layer, layer.prefill) {
             staged_kv = staged_kv.max(load.mini_batch_pages() * page);
-        } else if layer.kv == Side::Device && spilled > 0 {
-            staged_kv = staged_kv.max((spilled * page).min(64 * page));
+        } else if layer.kv == Side::Device && far != Some(Far::Attend) {
+            staged_kv = staged_kv.max(spilled * page);
         }
     }
     if streamed {
@@ -322,13 +353,6 @@ pub fn memory(sizes: &Sizes, placement: &Placement, load: &Load, available: Avai
             Side::Host => m.host.weights += bytes,
             Side::Device => m.gpu.weights += rounded(bytes),
         }
-    }
-
-    if let Some(room) = available.nodes {
-        let own = m.host.weights / room.nodes * room.own;
-        let weights = m.host.weights - own;
-        m.nodes = (weights > 0).then_some(NodeMemory { weights, available: room.bytes });
-        m.host.weights = own;
     }
 
     let (rows, logits) = (load.rows(), load.sequences);
@@ -364,83 +388,7 @@ pub fn memory(sizes: &Sizes, placement: &Placement, load: &Load, available: Avai
     m.gpu.total =
         m.gpu.weights + m.gpu.kv + m.gpu.staging + m.gpu.activations + m.gpu.workspace + m.gpu.modules;
     m.host.total = m.host.weights + m.host.kv + m.host.activations + m.host.pinned;
-    m
-}
-
-/// The longest context that fits with everything else as it is, at most the model's; 0 if none does.
-pub fn longest_context(sizes: &Sizes, placement: &Placement, load: &Load, available: Available) -> u64 {
-    let spills = placement.device_pages > 0 && (placement.device_pages as u64) < load.pages();
-    let fits = |context: u64| {
-        let load = Load { context, ..*load };
-        let mut placement = placement.clone();
-        if !spills {
-            placement.device_pages = load.pages() as usize;
-        }
-        placement.host_pages = load.pages() as usize;
-        memory(sizes, &placement, &load, available).fits()
-    };
-    // Beyond this its bytes leave 64 bits, and any machine.
-    let token = (sizes.kv_token() * sizes.layers() as u64).max(sizes.spec.q_dim() as u64);
-    let countable = (1u64 << 60) / token.saturating_mul(load.sequences).max(1);
-    let (mut low, mut high) = (0, (sizes.spec.max_context as u64).min(countable));
-    while low < high {
-        let middle = (low + high).div_ceil(2);
-        if fits(middle) { low = middle } else { high = middle - 1 }
-    }
-    low
-}
-
-/// What the ladder came to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fitted {
-    /// The boundary: blocks and units before it went to the host.
-    pub k: usize,
-    /// Rows of a prefill step.
-    pub chunk: u64,
-    /// Pages of keys and values that the GPU holds in each of its blocks.
-    pub device_pages: u64,
-    /// The rungs that were taken, in words.
-    pub rungs: Vec<String>,
-}
-
-/// Fills the GPU by the ladder: everything, then with shorter prefill steps, then with old keys and values on the host,
-/// then with fewer blocks. Steps are then as long as what is left allows.
-///
-/// # Errors
-/// Not even the host holds it all.
-pub fn ladder(sizes: &Sizes, load: &Load, available: Available, shortest_chunk: u64) -> Result<Fitted> {
-    let (pages, units) = (load.pages(), sizes.units());
-    let at = |k: usize, chunk: u64, device_pages: u64| {
-        let mut placement =
-            Placement::boundary(k, sizes.layers(), device_pages as usize, load.pages() as usize);
-        placement.host_pages = load.pages() as usize;
-        memory(sizes, &placement, &Load { chunk, ..*load }, available)
-    };
-    let shortest = shortest_chunk.min(load.chunk);
-    // Half of the pages at least: beyond that every token waits for the link.
-    let kept = (4..8).rev().map(|eighths| pages * eighths / 8).filter(|&p| p >= load.sequences);
-    let all = [(0, pages)].into_iter().chain(kept.map(|p| (0, p))).chain((1..=units).map(|k| (k, pages)));
-    let Some((k, device_pages)) = all.into_iter().find(|&(k, p)| at(k, shortest, p).fits()) else {
-        let lack = at(units, shortest, pages).lack().expect("it does not fit");
-        return Err(Error::Capacity(format!(
-            "{}: {lack}; try a smaller batch or context, or a smaller quantisation",
-            sizes.spec.name
-        )));
-    };
-    let mut halves =
-        std::iter::successors(Some(load.chunk), |c| (*c > shortest).then(|| (c / 2).max(shortest)));
-    let chunk = halves.find(|&c| at(k, c, device_pages).fits()).expect("the shortest fits");
-    let mut rungs = Vec::new();
-    if chunk < load.chunk {
-        rungs.push(format!("prefill steps of {chunk} rows"));
-    }
-    if device_pages < pages {
-        rungs.push(format!("{} of {pages} KV pages on the host", pages - device_pages));
-    }
-    if k > 0 {
-        rungs.push(format!("{k} of {units} units on the host"));
-    }
-    Ok(Fitted { k, chunk, device_pages, rungs })
+    m.with_weights_on(available.nodes)
 }
 
 #[cfg(test)]
@@ -538,39 +486,5 @@ mod tests {
         s.one_layout = false;
         let two = memory(&s, &placement, &load(), room);
         assert_eq!(two.host.weights - one.host.weights, 36 * s.blocks[0].total().host);
-    }
-
-    #[test]
-    fn the_ladder_takes_one_rung_after_the_other() {
-        let s = sizes("qwen3-8b");
-        let load = Load { sequences: 4, context: 8192, chunk: 2048, prompt: 8192 };
-        let try_with =
-            |gpu: u64| ladder(&s, &load, Available { gpu, host: 64 * GB, nodes: None }, 32).unwrap();
-        let all = try_with(40 * GB);
-        assert_eq!((all.k, all.chunk, all.device_pages, all.rungs.len()), (0, 2048, 1024, 0));
-        let shorter = try_with(21_300_000_000);
-        assert!(shorter.k == 0 && shorter.chunk < 2048 && shorter.device_pages == 1024, "{shorter:?}");
-        let pages = try_with(20 * GB);
-        assert!(pages.k == 0 && pages.device_pages < 1024 && pages.rungs.len() <= 2, "{pages:?}");
-        let blocks = try_with(12 * GB);
-        assert!(blocks.k > 0 && blocks.rungs.last().unwrap().contains("units on the host"), "{blocks:?}");
-        let none =
-            ladder(&s, &load, Available { gpu: 0, host: 8 * GB, nodes: None }, 32).unwrap_err().to_string();
-        assert!(none.contains("needs") && none.contains("host memory") && none.contains("8.00 GB"), "{none}");
-    }
-
-    #[test]
-    fn the_longest_context_is_the_last_that_fits() {
-        let s = sizes("qwen3-8b");
-        let room = Available { gpu: 20 * GB, host: 64 * GB, nodes: None };
-        let placement = Placement::all(Side::Device, 36, 20);
-        let longest = longest_context(&s, &placement, &load(), room);
-        let fits = |context: u64| {
-            let load = Load { context, ..load() };
-            let p = Placement::all(Side::Device, 36, load.pages() as usize);
-            memory(&s, &p, &load, room).fits()
-        };
-        assert!(longest > 1000 && fits(longest) && !fits(longest + 1), "{longest}");
-        assert_eq!(longest_context(&s, &placement, &load(), Available { gpu: GB, host: GB, nodes: None }), 0);
     }
 }

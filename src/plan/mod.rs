@@ -9,9 +9,9 @@
 //!
 //! | item | what |
 //! |---|---|
-//! | [`plan_with`], [`Plan`], [`Candidate`], [`Request`], [`Fixed`], [`Strategy`], [`countable`], [`boundary_curve`] | compares the candidates of all strategies and chooses one |
+//! | [`plan_with`], [`plan_within`], [`Plan`], [`Candidate`], [`Request`], [`Fixed`], [`Strategy`], [`countable`], [`boundary_curve`] | compares the candidates of all strategies and chooses one |
 //! | [`Sizes`], [`ELEMENT`], [`attention_elements`], [`ffn_elements`], [`norm_elements`], [`ffn_of_row`], [`RowWork`] | bytes and elements of a model's units |
-//! | [`memory()`], [`Load`], [`Available`], [`NodesRoom`], [`page_bytes`] | memory that a placement needs on each side, and on memory nodes |
+//! | [`Bytes`], [`Outline`], [`memory()`], [`Load`], [`Available`], [`NodesRoom`], [`page_bytes`], [`WAYS`] | memory that a placement needs on each side, and on memory nodes |
 //! | [`Costs`], [`Batch`], [`Group`], [`Scan`], [`Direction`] | the cost interface of planners and of the virtual machine |
 //! | [`Hardware`], [`Roofline`], [`Uncached`], [`CostSource`] | costs computed from a machine's description; measured tables implement the same interface |
 //! | [`price()`], [`Workload`], [`Times`], [`Spilled`] | seconds of a run in closed form |
@@ -23,11 +23,13 @@
 //!
 //! Everything here is pure: no device, no clock, no file. `docs/plan.md` has the formulas and how to read the output.
 
+mod bytes;
 mod choose;
 mod cost;
 mod crossings;
 mod memory;
 mod operation;
+mod outline;
 mod predictor;
 mod prefix;
 mod price;
@@ -38,10 +40,14 @@ mod step_times;
 mod sublayer;
 
 pub use crate::hardware::{self, Hardware};
-pub use choose::{Candidate, Fixed, Plan, Request, Strategy, boundary_curve, countable, plan_with};
+pub use bytes::{Bytes, WAYS};
+pub use choose::{
+    Candidate, Fixed, Plan, Request, Strategy, boundary_curve, countable, plan_with, plan_within,
+};
 pub use cost::{Batch, Costs, Direction, Group, Scan};
 pub use memory::{Available, GpuMemory, HostMemory, Load, Memory, NodeMemory, NodesRoom, memory, page_bytes};
 pub use operation::OpCosts;
+pub use outline::Outline;
 pub(crate) use predictor::products_of_host;
 pub use predictor::{Predictor, Seconds};
 pub use prefix::Prefix;

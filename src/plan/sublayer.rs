@@ -196,12 +196,20 @@ pub fn best_policies(
     };
     let least = |only_runnable: bool| {
         policies(at)
-            .filter(|p| !only_runnable || p.attention().is_some())
+            .filter(|&p| !only_runnable || runs(sizes, p))
             .map(price)
             .min_by(|a, b| a.seconds.total_cmp(&b.seconds))
             .expect("all on the GPU is never forbidden")
     };
     (least(false), least(true))
+}
+
+/// Whether an engine can run a vector of this model. Where the outputs of sublayers are normed, the sublayers on either side of the
+/// norm are on one side.
+fn runs(sizes: &Sizes, policy: Policy) -> bool {
+    const TOGETHER: [Policy; 3] =
+        [Policy::all(Side::Device), Policy::all(Side::Host), Policy::ATTENTION_ON_HOST];
+    policy.attention().is_some() && (!sizes.spec.post_norms || TOGETHER.contains(&policy))
 }
 
 /// Why a vector cannot be run.

@@ -7,7 +7,7 @@
 use crate::device::DeviceInfo;
 use crate::host::{Pool, memory_available};
 use crate::plan::Hardware;
-use crate::plan::hardware::{self, Cpu, Efficiency};
+use crate::plan::hardware::{self, Cpu, Efficiency, Gpu, Link, PAGEABLE};
 
 use super::limits::last_level_cache;
 use super::{THIS_MACHINE, peaks, read_bandwidth};
@@ -34,7 +34,7 @@ const GPUS: &[(&str, &str)] = &[
     ("RTX 3090", "rtx3090-epyc"),
 ];
 
-/// The description with the figures of a device; none if nothing is known of its kind. Devices without a driver are emulated.
+/// The description with the figures of a device; none if its kind is not among them. Devices without a driver are emulated.
 pub fn similar_device(device: &DeviceInfo) -> Option<&'static str> {
     if device.driver == 0 {
         return Some(EMULATED);
@@ -42,10 +42,41 @@ pub fn similar_device(device: &DeviceInfo) -> Option<&'static str> {
     GPUS.iter().find(|(part, _)| device.name.contains(part)).map(|(_, name)| *name)
 }
 
+/// The figures of a device of which nothing is known but what its driver says: its clocks and units, at what others of its
+/// generation make of theirs, behind a slow link (8 lanes of PCIe 4.0).
+fn of_driver(device: &DeviceInfo) -> (Gpu, Link) {
+    // What a T4 has for each of its multiprocessors, where the driver does not say.
+    let bw = match device.memory_bw {
+        0 => 8e9 * f64::from(device.multiprocessors),
+        // What others reach of it.
+        peak => 0.92 * peak as f64,
+    };
+    let clock = if device.clock_khz == 0 { 1.5e9 } else { 1e3 * f64::from(device.clock_khz) };
+    // Dense 16-bit products with sums in f32, per multiprocessor and cycle.
+    let per_cycle = match device.sm {
+        ..=79 => 1024.0,
+        80 => 2048.0,
+        81..=89 => 512.0,
+        90..=99 => 4096.0,
+        100..=119 => 8192.0,
+        _ => 512.0,
+    };
+    let gpu = Gpu {
+        mem_bytes: device.memory_total as f64,
+        bw,
+        // What products reach of it.
+        flops_bf16: 0.7 * per_cycle * clock * f64::from(device.multiprocessors),
+    };
+    (gpu, Link { h2d_bw: 12e9, d2h_bw: 12e9, latency_s: 10e-6, pageable_bw: PAGEABLE * 12e9 })
+}
+
 /// This machine with `device`, probed with `threads` threads (all cores, if not given): `None` where the system does not say how much
-/// memory there is, the CPU has no instruction that the probes measure, or nothing is known of the device.
+/// memory there is, or the CPU has no instruction that the probes measure.
 pub fn estimate(device: &DeviceInfo, threads: Option<usize>) -> Option<Hardware> {
-    let accelerator = hardware::named(similar_device(device)?)?.accelerator;
+    let accelerator = match similar_device(device) {
+        Some(name) => hardware::named(name)?.accelerator,
+        None => Some(of_driver(device)),
+    };
     Some(Hardware { accelerator, ..estimate_cpu(threads)? })
 }
 
@@ -88,6 +119,8 @@ mod tests {
             memory_total: 1 << 30,
             shared_per_block: 48 << 10,
             l2_bytes: 0,
+            memory_bw: 0,
+            clock_khz: 0,
             driver,
         }
     }
@@ -111,12 +144,36 @@ mod tests {
 
     #[test]
     fn an_estimate_is_whole_or_none() {
-        assert_eq!(estimate(&device("NVIDIA Unheard Of", 13000), None), None);
         let Some(h) = estimate(&device("emulated", 0), Some(2)) else {
             println!("skipped: this CPU has no instructions that the probes measure");
             return;
         };
         assert!(h.cpu.read_bw > 1e8 && h.cpu.flops_bf16 > 1e8 && h.cpu.dram_bytes > 0.0, "{h:?}");
         assert_eq!(h.accelerator, hardware::named(EMULATED).unwrap().accelerator);
+    }
+
+    /// By what their drivers say of them, GPUs come out near their descriptions.
+    #[test]
+    fn figures_of_a_driver_are_those_of_its_kind() {
+        for (name, sm, multiprocessors, clock_khz, memory_bw) in [
+            ("t4-xeon", 75, 40, 1_590_000, 320_064_000_000),
+            ("a100-spr", 80, 108, 1_410_000, 1_555_200_000_000),
+            ("rtx4090-desktop", 89, 128, 2_520_000, 1_008_096_000_000),
+            ("h100-sxm", 90, 132, 1_830_000, 3_352_320_000_000u64),
+        ] {
+            let info = DeviceInfo {
+                sm,
+                multiprocessors,
+                clock_khz,
+                memory_bw,
+                ..device("NVIDIA Unheard Of", 13000)
+            };
+            let (known, (gpu, _)) = (hardware::named(name).unwrap().accelerator.unwrap().0, of_driver(&info));
+            let off = |a: f64, b: f64| (a / b).max(b / a);
+            assert!(off(gpu.bw, known.bw) < 1.35, "{name}: {gpu:?} {known:?}");
+            assert!(off(gpu.flops_bf16, known.flops_bf16) < 1.6, "{name}: {gpu:?} {known:?}");
+        }
+        let silent = of_driver(&device("NVIDIA Unheard Of", 13000)).0;
+        assert!(silent.bw > 1e11 && silent.flops_bf16 > 1e13, "{silent:?}");
     }
 }

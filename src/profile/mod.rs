@@ -44,7 +44,7 @@ mod tune;
 
 pub use bandwidth::{ReadProbe, read_bandwidth};
 pub use calibrate::Calibration;
-pub use estimate::{estimate, estimate_cpu, similar_device};
+pub use estimate::{EMULATED, estimate, estimate_cpu, similar_device};
 pub use identity::{DeviceIdentity, Identity, ModelIdentity};
 pub use limits::{
     Bandwidth, Copies, CpuLimits, DeviceLimits, HandOver, HostAttention, LIMITS_STEPS, LaneLimits, Limits,

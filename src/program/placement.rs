@@ -298,6 +298,11 @@ impl Placement {
         1 + stops.count() as u32
     }
 
+    /// Whether everything is in host memory and computed there, for which no device is needed.
+    pub fn is_host_alone(&self) -> bool {
+        !self.uses(Side::Device) && self.layers.iter().all(|l| l.weights == Residence::Host)
+    }
+
     /// Whether any unit is on `side`.
     pub fn uses(&self, side: Side) -> bool {
         let layer =

@@ -7,9 +7,9 @@ use crate::support::command::{assert_error, json as parsed, run, stderr, tandem}
 use crate::support::{margin, models, rounding};
 use serde_json::{Value, json};
 use tandem::device::{self, Emulation, Kind};
-use tandem::engine::{NewTokens, Options, Sizes, Strategy, choose};
+use tandem::engine::{NewTokens, Options, Sizes};
 use tandem::model::{LoadedModel, TextSource, load};
-use tandem::program::{Far, Placement, Side, Wants};
+use tandem::program::{Far, LayerPlacement, Placement, Policy, Residence, Side, Wants};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::tensor::Half;
@@ -132,14 +132,19 @@ fn every_strategy_gives_the_cpus_tokens() {
     check(100_000, "--strategy helm", &[&none[..], &[("strategy", json!("helm"))]].concat());
     check(100_000, "", &[&none[..], &[("strategy", json!("cpu-only"))]].concat());
     // LIA with one of four blocks, streaming with and without room for keys and values.
-    let lia = |pinned, prefill, decode| Strategy::Lia { pinned, prefill, decode };
-    let cap = choose(&sizes, lia(Some(1), None, None)).unwrap();
+    let streamed = |pinned: usize, decode: Policy, kv: Side| {
+        let mut p = Placement::all(Side::Device, n, 0);
+        let prefill = Policy::all(Side::Device);
+        p.layers[pinned..].fill(LayerPlacement { weights: Residence::Streamed, prefill, decode, kv });
+        sizes.device(&p).total()
+    };
+    let cap = streamed(1, Policy::all(Side::Host), Side::Host);
     let vectors = [("prefill_policy", json!(NONE)), ("decode_policy", json!(ALL))];
     let one = [("pinned_layers", json!(1)), ("strategy", json!("lia"))];
     let given = "--policy prefill=0,0,0,0,0,0,decode=1,1,1,1,1,1";
-    check(cap.device.total(), given, &[&one[..], &vectors].concat());
+    check(cap, given, &[&one[..], &vectors].concat());
     // Vectors that are not given are those with the least time: without staging buffers at least as many blocks are pinned.
-    let plan = check(cap.device.total(), "--strategy lia", &[("strategy", json!("lia"))]);
+    let plan = check(cap, "--strategy lia", &[("strategy", json!("lia"))]);
     assert!(plan["pinned_layers"].as_u64() >= Some(1), "{plan}");
     // The device filled, without a look at time.
     let filled = sizes.device(&Placement::boundary(2, n, 0, 0)).total();
@@ -153,16 +158,13 @@ fn every_strategy_gives_the_cpus_tokens() {
         check(much, &format!("--strategy lia --policy {vectors}"), &want);
         check(much, &format!("--pinned 0 --policy {vectors}"), &[("pinned_layers", json!(0))]);
     }
-    let stream = choose(&sizes, Strategy::Stream).unwrap();
     let want = [("strategy", json!("stream")), ("decode_policy", json!(NONE))];
-    check(stream.device.total(), "--strategy stream", &want);
-    let mut less = stream.clone();
-    while less.placement.layers[0].kv == Side::Device {
-        let memory = Some(less.device.total() - 256);
-        less = choose(&sized(&m, memory, Mode::Deterministic), Strategy::Stream).unwrap();
-    }
+    check(streamed(0, Policy::all(Side::Device), Side::Device), "--strategy stream", &want);
+    let mut less = Placement::all(Side::Host, n, 0);
+    let (prefill, decode) = (Policy::all(Side::Device), Policy::ATTENTION_ON_HOST);
+    less.layers.fill(LayerPlacement { weights: Residence::Streamed, prefill, decode, kv: Side::Host });
     let want = [("gpu_units", json!(0)), ("decode_policy", json!([0, 1, 1, 0, 0, 0]))];
-    check(less.device.total(), "--strategy stream", &want);
+    check(sizes.device(&less).total(), "--strategy stream", &want);
 }
 
 /// A few tokens by the GPU's kernels, where they are linked for the host.
@@ -223,11 +225,11 @@ fn a_line_says_what_is_where_and_why() {
             "on emulated",
             "on the host",
             "the next choice, boundary 1 of 6 units",
-            "fastest of its placements",
+            "helm: the first 2 of 6 units on the CPU; for 1 x 11 + 12 tokens",
         ],
     );
     let why = said(&["--gpu-memory", &cap(2), "-v"]);
-    has(&why, &["gpu-only does not fit", "placements that fit, for 1 x 11 + 12 tokens, by --hardware "]);
+    has(&why, &["gpu-only does not fit", "; for 1 x 11 + 12 tokens, by --hardware "]);
     has(&why, &["cpu-only ", "greedy ", "stream ", "helm ", "lia ", "does not fit "]);
     assert!(said(&[]).starts_with("tandem: gpu-only: all on emulated ("));
     let line = said(&["--strategy", "gpu-only"]);
@@ -254,8 +256,9 @@ fn a_line_says_what_is_where_and_why() {
     assert!(line.starts_with("tandem: cpu-only: all on the cpu, not even the head fits the"), "{line}");
     let given = "prefill=0,0,0,0,0,0,decode=1,1,1,1,1,1";
     let line = said(&["--pinned", "1", "--policy", given]);
-    let want = "tandem: lia: block 0 pinned on emulated, blocks 1-3 by (0,0,0,0,0,0) for prompts and \
-                (1,1,1,1,1,1) in decode (1 is the cpu), embedding and head on emulated (";
+    // On a link this slow the last block and the head are best together.
+    let want = "tandem: lia: 1 of 4 blocks pinned on emulated, spread evenly, the others by (0,0,0,0,0,0) for prompts and \
+                (1,1,1,1,1,1) in decode (1 is the cpu), embedding on the cpu, head on emulated (";
     assert!(line.starts_with(want), "{line}");
     let line = said(&["--strategy", "stream"]);
     assert!(line.starts_with("tandem: stream: blocks 0-3 streamed to emulated, keys and values on emulated"));
@@ -403,17 +406,24 @@ fn flags_that_contradict_each_other_are_refused_in_a_sentence() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_the_numbers_of_both_sides() {
-    for line in ["--strategy lia", "--strategy stream", "--boundary 1", "--pinned 4"] {
+fn what_does_not_fit_is_refused_with_the_numbers() {
+    for line in ["--strategy stream", "--boundary 1", "--pinned 4"] {
         let words =
             [&["--device", "emulated", "--gpu-memory", "100K"], &line.split(' ').collect::<Vec<_>>()[..]];
         let output = generate(&words.concat());
         for want in
-            ["on the device (weights", "KV", "activations", "0.1 MB free there", "of host memory (weights"]
+            ["MB of GPU memory (weights", "KV", "activations", "0.10 MB available", "try a smaller --ctx"]
         {
             assert_error(&output, 1, want);
         }
     }
+    // Vectors may all be of the CPU.
+    let output = generate(&["--device", "emulated", "--gpu-memory", "100K", "--strategy", "lia"]);
+    assert!(
+        stderr(&output).contains("tandem: lia: all on the cpu; predicted for slow-link: "),
+        "{}",
+        stderr(&output)
+    );
 }
 
 /// SmolLM2-135M-Instruct in `models/`, or where `tandem pull` puts it.

@@ -1,6 +1,7 @@
 //! The program as users and scripts meet it. `device` counts the kernels that this process launches: no
 //! other test here may launch one.
 
+mod agreement;
 mod chat;
 mod device;
 mod generate;

@@ -534,7 +534,7 @@ fn what_is_fixed_of_a_placement_is_planned() {
         ("--policy decode=0,1,0,0,0,0", 2, "scores and values on different sides"),
         ("--boundary 3 --pinned 3", 2, "--pinned: is of --strategy lia, not of helm"),
         ("--strategy flexgen --pinned 3", 2, "--pinned: is of --strategy lia, not of flexgen"),
-        ("--pinned 36", 1, "lia needs 15."),
+        ("--pinned 36", 1, "lia needs 14."),
         ("--boundary 2", 1, "helm needs 14."),
     ] {
         assert_error(&plan(&format!("{line} {flags}")), code, says);

@@ -3,30 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use crate::support::chance::Chance;
 use crate::support::command::{json, run, stderr, tandem};
 use crate::support::fake_driver::{executes, stand_in};
-
-/// Numbers by chance (SplitMix64).
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn of<'a>(&mut self, all: &[&'a str]) -> &'a str {
-        all[self.next() as usize % all.len()]
-    }
-
-    /// Between two sizes, each power of two as likely as another.
-    fn size(&mut self, from: f64, to: f64) -> u64 {
-        let share = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
-        (from * (to / from).powf(share)) as u64
-    }
-}
 
 /// `TANDEM_MEMORY_CASES` for more of them.
 #[test]
@@ -44,10 +23,10 @@ fn accepted_plans_load_and_run() {
         let model = chance.of(&["tiny-llama,dtype=q4_k", "tiny-qwen3,dtype=bf16", "tiny-llama,dtype=q8_0"]);
         let layers = chance.of(&["2", "5", "12", "26"]);
         let strategy = chance.of(&["auto", "auto", "gpu-only", "helm", "lia"]);
-        let ctx = chance.size(64.0, 512.0);
-        let memory = chance.size((20 << 20) as f64, (80 << 20) as f64);
+        let ctx = chance.between(64.0, 512.0) as u64;
+        let memory = chance.between((20 << 20) as f64, (80 << 20) as f64) as u64;
         // What the driver has for itself is gone before anybody asks.
-        let context = chance.size(1.0, memory as f64 / 4.0);
+        let context = chance.between(1.0, memory as f64 / 4.0) as u64;
         let mut command = tandem(home.path());
         command.args([
             "generate",

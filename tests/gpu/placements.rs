@@ -402,7 +402,7 @@ fn the_first_boundary_that_fits_is_found_by_the_dry_run_and_runs_within_the_cap(
         let capped = |memory| plain(EmulatedOptions { memory, ..Default::default() });
         let accel = capped(bytes);
         let tight = Sizes::new(&m.spec, &m.weights, &o, &*accel).unwrap();
-        let found = tight.first_fit((0..=n + 2).map(boundary)).unwrap();
+        let found = (0..=n + 2).map(boundary).find(|p| tight.check(p).is_ok()).unwrap();
         assert_eq!(found, boundary(k));
         let mut e = placed(&m, &o, &accel, &found).unwrap();
         assert_eq!(feed(&mut e, &tokens, &[TOKENS]).len(), TOKENS * m.spec.vocab);

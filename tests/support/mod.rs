@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // each room uses a part of it
 
+pub mod chance;
 pub mod chaos;
 pub mod command;
 pub mod fake_driver;

@@ -8,11 +8,10 @@ pub(super) mod table;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
-use tandem::engine;
 use tandem::host::NumaWish;
-use tandem::plan::{Candidate, Costs, Fixed, Hardware, Plan, Request, Roofline, Sizes, Strategy, plan_with};
+use tandem::plan::{Candidate, Costs, Hardware, Plan, Request, Roofline, Sizes, Strategy, plan_with};
 use tandem::profile::Tables;
 use tandem::{Error, atomic_file};
 
@@ -51,7 +50,7 @@ pub struct Args {
     #[arg(long, value_name = "NODES|interleave", allow_hyphen_values = true)]
     pub weights_node: Option<NumaWish>,
     /// Compare all, or predict one; what is fixed of a placement selects its strategy.
-    #[arg(long, value_enum, default_value_t = Choice::Auto)]
+    #[arg(long, value_parser = Choice::parser(), default_value = "auto")]
     pub strategy: Choice,
     /// What is fixed of the placement.
     #[command(flatten)]
@@ -77,36 +76,18 @@ pub struct Args {
     pub json: bool,
 }
 
-/// What to predict.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-#[allow(missing_docs)]
-pub enum Choice {
-    Auto,
-    CpuOnly,
-    GpuOnly,
-    Greedy,
-    Accelerate,
-    Flexgen,
-    ZeroInference,
-    Stream,
-    Helm,
-    Lia,
-}
+/// What to predict: a strategy, or all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice(Option<Strategy>);
 
 impl Choice {
-    fn strategies(self) -> Vec<Strategy> {
-        match self {
-            Choice::Auto => Strategy::ALL.into(),
-            Choice::CpuOnly => vec![Strategy::CpuOnly],
-            Choice::GpuOnly => vec![Strategy::GpuOnly],
-            Choice::Greedy => vec![Strategy::Greedy],
-            Choice::Accelerate => vec![Strategy::Accelerate],
-            Choice::Flexgen => vec![Strategy::Flexgen],
-            Choice::ZeroInference => vec![Strategy::ZeroInference],
-            Choice::Stream => vec![Strategy::Stream],
-            Choice::Helm => vec![Strategy::Helm],
-            Choice::Lia => vec![Strategy::Lia],
-        }
+    fn parser() -> impl TypedValueParser<Value = Choice> {
+        let names = ["auto"].into_iter().chain(Strategy::ALL.map(Strategy::name));
+        PossibleValuesParser::new(names).map(|name| Choice(Strategy::named(&name)))
+    }
+
+    fn name(self) -> &'static str {
+        self.0.map_or("auto", Strategy::name)
     }
 }
 
@@ -138,17 +119,15 @@ pub fn run(args: &Args) -> Result<()> {
         );
     }
     let strategy = match args.strategy {
-        Choice::Auto if args.fixed.boundary.is_some() => Choice::Helm,
-        Choice::Auto if args.fixed.fixed().is_some() => Choice::Lia,
+        Choice(None) if args.fixed.boundary.is_some() => Choice(Some(Strategy::Helm)),
+        Choice(None) if args.fixed.fixed().is_some() => Choice(Some(Strategy::Lia)),
         strategy => strategy,
     };
-    let name = strategy.to_possible_value().expect("no choice is hidden");
-    args.fixed.fixed().check_strategy(name.get_name())?;
-    let Fixed { pinned, prefill, decode, .. } = args.fixed.fixed();
-    engine::Strategy::Lia { pinned, prefill, decode }.check()?;
-    let (sizes, model) = inputs::sizes(args.spec.as_deref(), args.model.as_deref())?;
+    args.fixed.fixed().check_strategy(strategy.name())?;
+    let subject = inputs::Subject::of(args.spec.as_deref(), args.model.as_deref())?;
+    let sizes = &subject.sizes;
     let (hardware, tables) =
-        tandem::open::hardware(&args.hardware, model.as_ref(), &progress::Stderr::default())?;
+        tandem::open::hardware(&args.hardware, subject.identity(), &progress::Stderr::default())?;
     figures::check_memory(&hardware, args.gpu_memory, None)?;
     figures::check_energy(args.energy, &hardware)?;
     if args.gpu_memory.is_some() && hardware.accelerator.is_none() {
@@ -172,7 +151,7 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(ranges) = &args.policy_map
         && args.plot.is_none()
     {
-        let map = map::compute(&sizes, &hardware, ranges, args.overlap)?;
+        let map = map::compute(sizes, &hardware, ranges, args.overlap)?;
         return if args.json { output::json(&map) } else { output::print(&map.text()) };
     }
     let request = Request {
@@ -187,8 +166,8 @@ pub fn run(args: &Args) -> Result<()> {
     if tables.is_some() {
         progress::note("times are from the tables that tandem profile has measured of this model");
     }
-    let strategies = strategy.strategies();
-    let planned = |on: &Hardware| planned(&sizes, on, &request, &strategies, tables.as_ref());
+    let strategies = strategy.0.map_or(Strategy::ALL.to_vec(), |strategy| vec![strategy]);
+    let planned = |on: &Hardware| planned(&subject, on, &request, &strategies, tables.as_ref());
     let mut found = planned(&hardware)?;
     let spare = hardware.spare_nodes();
     if args.weights_node.is_none() && !spare.is_empty() {
@@ -205,15 +184,15 @@ pub fn run(args: &Args) -> Result<()> {
             None => map::Ranges::usual(sizes.spec.max_context as u64),
         };
         let map = match hardware.accelerator {
-            Some(_) => Some(map::compute(&sizes, &hardware, &ranges, args.overlap)?),
+            Some(_) => Some(map::compute(sizes, &hardware, &ranges, args.overlap)?),
             None => None,
         };
-        let drawn = plot::svg(&sizes, &hardware, &request, &found, map.as_ref())?;
+        let drawn = plot::svg(sizes, &hardware, &request, &found, map.as_ref())?;
         atomic_file::replace(path, |to| to.write_all(drawn.as_bytes()))?;
     }
-    let Some(chosen) = found.chosen else { return Err(nowhere(&sizes, &hardware, &found).into()) };
+    let Some(chosen) = found.chosen else { return Err(nowhere(sizes, &hardware, &found).into()) };
     if !args.json {
-        return output::print(&table::text(&sizes, &hardware, &request, &found, args.energy));
+        return output::print(&table::text(sizes, &hardware, &request, &found, args.energy));
     }
     output::json(&Report {
         model: &sizes.spec.name,
@@ -230,19 +209,23 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// The plan for a machine, by the model's timings there, if there are any.
 fn planned(
-    sizes: &Sizes,
+    subject: &inputs::Subject,
     hardware: &Hardware,
     request: &Request,
     strategies: &[Strategy],
     tables: Option<&Tables>,
 ) -> tandem::Result<Plan> {
+    let sizes = &subject.sizes;
     let roofline = Roofline::new(hardware, sizes);
     let timed = tables.map(|tables| tables.costs(hardware, sizes));
     let costs: &dyn Costs = match &timed {
         Some(timed) => timed,
         None => &roofline,
     };
-    plan_with(sizes, hardware, request, strategies, costs)
+    match &subject.model {
+        Some((model, _)) => tandem::open::planned(model, sizes, hardware, request, strategies, costs),
+        None => plan_with(sizes, hardware, request, strategies, costs),
+    }
 }
 
 /// The error if no candidate fits: names the candidate that lacks least.

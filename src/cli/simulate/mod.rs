@@ -312,7 +312,8 @@ pub fn run(args: &Args) -> Result<()> {
     args.records.as_deref().map_or(Ok(()), atomic_file::check)?;
     let asked = args.targets.targets()?;
     let window = args.timeline.window()?;
-    let (sizes, model) = inputs::sizes(args.spec.as_deref(), args.model.as_deref())?;
+    let subject = inputs::Subject::of(args.spec.as_deref(), args.model.as_deref())?;
+    let (model, sizes) = (subject.identity().cloned(), subject.sizes);
     if sizes.spec.experts.is_some() {
         return Err(Error::Unsupported(format!(
             "{}: mixtures of experts run on the CPU only for now; what is simulated has a GPU",

@@ -22,6 +22,10 @@ pub struct ListedDevice {
     pub shared_per_block: u32,
     /// Bytes of the level-two cache.
     pub l2: u32,
+    /// Bytes a second at the highest clock of its memory; 0 if the driver does not say.
+    pub memory_bw: u64,
+    /// Highest clock of its multiprocessors in kHz; 0 if the driver does not say.
+    pub clock_khz: u32,
     /// Whether it can read and write host memory in place.
     pub maps_host_memory: bool,
 }
@@ -120,6 +124,9 @@ pub(super) fn listed(handle: CUdevice) -> Result<ListedDevice> {
         check("CUDA driver", unsafe { sys::cuDeviceGetAttribute(&mut value, which, handle) })?;
         Ok(value as u32)
     };
+    // Two transfers a cycle.
+    let transfers = 2 * 1000 * u64::from(attribute(CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or(0));
+    let width = u64::from(attribute(CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or(0)) / 8;
     let mut name = [0u8; 256];
     // SAFETY: as above; the driver writes at most the length given, with a NUL.
     check("CUDA driver", unsafe {
@@ -137,6 +144,8 @@ pub(super) fn listed(handle: CUdevice) -> Result<ListedDevice> {
         multiprocessors: attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         shared_per_block: attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         l2: attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
+        memory_bw: transfers.saturating_mul(width),
+        clock_khz: attribute(CU_DEVICE_ATTRIBUTE_CLOCK_RATE).unwrap_or(0),
         maps_host_memory: attribute(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY)? != 0,
     })
 }

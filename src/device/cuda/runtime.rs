@@ -66,6 +66,8 @@ impl CudaRuntime {
                 memory_total: listed.memory,
                 shared_per_block: listed.shared_per_block,
                 l2_bytes: listed.l2,
+                memory_bw: listed.memory_bw,
+                clock_khz: listed.clock_khz,
                 driver: driver.version,
             },
             memory: Memory::new(context.clone(), release.clone(), options.memory),

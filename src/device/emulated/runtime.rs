@@ -77,6 +77,8 @@ impl EmulatedRuntime {
             memory_total: options.memory,
             shared_per_block,
             l2_bytes: 0,
+            memory_bw: 0,
+            clock_khz: 0,
             driver: 0,
         };
         let core = Arc::new(Core::new(info, options, clock)?);

@@ -15,7 +15,7 @@
 //! |---|---|
 //! | [`sizes`] | the dry run: the bytes of any placement on each side |
 //! | `tiers` | pages for requests that live on two sides |
-//! | `choose` | the choice of a strategy's placement, by the dry run |
+//! | `counted` | the dry run, as the chooser of `plan` asks for it |
 //! | `build` | a machine for a placement: on one side or two |
 //! | `load` | allocates and fills the device's half |
 //! | `device` | translates operations on the device's lanes into calls of the accelerator |
@@ -43,9 +43,9 @@ mod build;
 mod busy;
 mod carry;
 mod chain;
-mod choose;
 mod cohorts;
 mod collect;
+mod counted;
 mod device;
 mod graphs;
 mod host;
@@ -99,9 +99,8 @@ use crate::program::{Flow, Iteration, Placement};
 use crate::text::Top;
 use crate::timeline::Timeline;
 
-pub use self::choose::time::{Among, Considered, Prices, Timed, choose_by_time};
-pub use self::choose::{Choice, Strategy, choose};
 pub(super) use self::cohorts::Parked;
+pub use self::counted::Counted;
 pub(crate) use self::host_pages::host_pages;
 pub use self::lane::hand_over::{JobPause, LaneHandOver, hand_overs};
 pub(super) use self::part::GroupRows;

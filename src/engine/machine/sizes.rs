@@ -38,6 +38,8 @@ const AMPLE: u64 = 1 << 30;
 pub struct Sizes {
     pub(super) shape: Shape,
     pub(super) limits: Limits,
+    /// Most tokens of a sequence.
+    pub(super) context: usize,
     /// Pages of all sequences.
     pub(super) pages: usize,
     pub(super) sub_batches: usize,
@@ -114,6 +116,7 @@ impl Sizes {
         let runtime = accel.runtime();
         let granule = runtime.granule();
         let mut sizes = Sizes {
+            context: options.context,
             pages,
             sub_batches: options.sub_batches,
             kv_pages: options.kv_pages,
@@ -155,11 +158,6 @@ impl Sizes {
         self.device(&all).total() + AMPLE > self.free
     }
 
-    /// These sizes with memory for streaming evicted pages, if the way to attend them was not fixed.
-    pub(super) fn streaming(&self) -> Option<Sizes> {
-        (self.far.is_none() && !self.streams).then(|| Sizes { streams: true, ..self.clone() })
-    }
-
     /// Blocks of the model.
     pub fn layers(&self) -> usize {
         self.layouts.len()
@@ -167,6 +165,11 @@ impl Sizes {
 
     /// Pages of a placement's layers.
     pub(super) fn paging(&self, placement: &Placement) -> Paging {
+        self.paging_if(placement, self.streams)
+    }
+
+    /// The same, if pages that have left may be streamed, or may not.
+    fn paging_if(&self, placement: &Placement, streams: bool) -> Paging {
         let all = self.pages;
         let sides = Sides::of(placement);
         let device = match placement.device_pages {
@@ -190,10 +193,10 @@ impl Sizes {
         let staged = if placement.layers.iter().any(stages_pages) { host } else { 0 };
         let staged_far = match self.far_pages {
             Some(_) => self.staging_pages().min(far),
-            None if self.streams => far,
+            None if streams => far,
             None => 0,
         };
-        let streams_far = staged_far > 0 && self.streams;
+        let streams_far = staged_far > 0 && streams;
         Paging { device, far, host, staged, staged_far, streams_far }
     }
 
@@ -204,7 +207,7 @@ impl Sizes {
     }
 
     /// A placement with its numbers of pages; if pages move, also the numbers on the device and in total.
-    pub(super) fn with_pages(&self, placement: Placement) -> (Placement, Option<(usize, usize)>) {
+    pub fn with_pages(&self, placement: Placement) -> (Placement, Option<(usize, usize)>) {
         let paging = self.paging(&placement);
         let counts = (paging.far > 0).then_some((paging.device, self.pages));
         let host_pages = paging.host.max(paging.far);
@@ -220,23 +223,6 @@ impl Sizes {
     /// Whether pages of keys and values leave the device.
     pub fn pages_move(&self, placement: &Placement) -> bool {
         self.paging(placement).far > 0
-    }
-
-    /// The placement with as many pages on the device as fit, if not all do: at least a sixteenth, and enough for any
-    /// step. `None` if the number was requested.
-    pub(super) fn fewer_pages(&self, placement: &Placement) -> Option<Placement> {
-        let with = |n: usize| Placement { device_pages: n, ..placement.clone() };
-        let fits = |n: usize| self.device(&with(n)).total() <= self.free;
-        let (mut least, mut most) = (self.fewest_pages().max(self.pages / 16).max(1), self.pages);
-        if self.kv_pages.is_some() || least >= most || !Sides::of(placement).device || !fits(least) {
-            return None;
-        }
-        // `least` fits; fitting is monotonic in the number, except at the end, where nothing moves.
-        while most - least > 1 {
-            let middle = least + (most - least) / 2;
-            if fits(middle) { least = middle } else { most = middle }
-        }
-        Some(with(least))
     }
 
     /// The fewest pages on the device with which a step of any rows can run.
@@ -284,6 +270,16 @@ impl Sizes {
 
     /// Bytes on the device.
     pub fn device(&self, placement: &Placement) -> Memory {
+        self.device_if(placement, self.streams).memory()
+    }
+
+    /// Bytes on the device with tokens whose pages have left attended as `far` says; `None`: either way.
+    pub fn device_by(&self, placement: &Placement, far: Option<Far>) -> Memory {
+        self.device_if(placement, far != Some(Far::Attend)).memory()
+    }
+
+    /// Bytes on the device, if pages that have left may be streamed, or may not.
+    pub(super) fn device_if(&self, placement: &Placement, streams: bool) -> DeviceBytes {
         let takes = |bytes: u64| takes(self.granule, bytes);
         let mut weights = takes(self.rope);
         let (embeds, heads) = (placement.embedding == Side::Device, placement.head == Side::Device);
@@ -295,7 +291,7 @@ impl Sizes {
         }
         let mut largest = 0;
         let mut kv = 0;
-        let paging = self.paging(placement);
+        let paging = self.paging_if(placement, streams);
         for (layer, layout) in placement.layers.iter().zip(&self.layouts) {
             match layer.weights {
                 Residence::Device | Residence::Both => weights += takes(layout.bytes as u64),
@@ -315,15 +311,25 @@ impl Sizes {
             false => 0,
         };
         let lists = self.lists * distinct(&self.modes(placement)).len().max(1) as u64;
-        Memory {
-            weights: weights + 2 * takes(largest),
-            kv: kv + staged,
-            activations: (self.activations + lists + near + far) * self.sub_batches as u64,
+        let times = self.sub_batches as u64;
+        DeviceBytes {
+            weights,
+            kv,
+            staging_weights: 2 * takes(largest),
+            staging_kv: staged,
+            activations: (self.activations + near + far) * times,
+            lists: lists * times,
         }
     }
 
     /// Bytes on the host.
     pub fn host(&self, placement: &Placement) -> Memory {
+        let m = self.host_without_pinned(placement);
+        Memory { activations: m.activations + self.pinned(placement), ..m }
+    }
+
+    /// Bytes on the host, but for [`Sizes::pinned`].
+    pub(super) fn host_without_pinned(&self, placement: &Placement) -> Memory {
         let mut memory = self.host;
         memory.kv = 0;
         let paging = self.paging(placement);
@@ -337,7 +343,6 @@ impl Sizes {
             memory.kv += self.pages_bytes(if layer.kv == Side::Host { paging.host } else { paging.far });
         }
         memory.weights += if placement.head == Side::Host { self.host_head } else { 0 };
-        memory.activations += self.pinned(placement);
         memory
     }
 
@@ -381,20 +386,32 @@ impl Sizes {
         self.device(placement).check_device(self.free, &self.device)?;
         if self.alone(placement) { Ok(()) } else { self.host(placement).check() }
     }
+}
 
-    /// The first of `candidates` that fits.
-    ///
-    /// # Errors
-    /// [`Error::Capacity`] if none does, with the numbers of the last.
-    pub fn first_fit(&self, candidates: impl IntoIterator<Item = Placement>) -> Result<Placement> {
-        let mut last = None;
-        for placement in candidates {
-            match self.check(&placement) {
-                Ok(()) => return Ok(placement),
-                Err(e) => last = Some(e),
-            }
+/// Bytes on the device, by purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct DeviceBytes {
+    /// Weights that stay.
+    pub weights: u64,
+    /// Pages of keys and values.
+    pub kv: u64,
+    /// Two buffers for streamed layers.
+    pub staging_weights: u64,
+    /// Staging areas for pages.
+    pub staging_kv: u64,
+    /// Rows of a step.
+    pub activations: u64,
+    /// Lists of a step.
+    pub lists: u64,
+}
+
+impl DeviceBytes {
+    fn memory(self) -> Memory {
+        Memory {
+            weights: self.weights + self.staging_weights,
+            kv: self.kv + self.staging_kv,
+            activations: self.activations + self.lists,
         }
-        Err(last.unwrap_or_else(|| Error::usage("no placement to choose from")))
     }
 }
 

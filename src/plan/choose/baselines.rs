@@ -13,38 +13,60 @@
 //! the bytes that cross the link are the same. FlexGen splits every tensor by its percentages; here whole blocks are resident, at the
 //! front or spread evenly, which loads the link as evenly. Its zig-zag order over GPU batches is what a step of all sequences is.
 
+use super::planner::{Draft, ENDS, Ends, Planner};
 use super::request::MIN_CHUNK;
-use super::{Candidate, Draft, Planner, Strategy};
-use crate::plan::memory::{Fitted, ladder};
+use super::{Candidate, Strategy};
 use crate::program::{COPY_LANE_ROWS, LayerPlacement, Placement, Policy, Residence, Side, Staging};
 
 /// Placements whose programs are run.
 const FEW: usize = 3;
 
-/// The GPU filled by the ladder of [`memory`](crate::plan::memory()): no time is looked at.
+/// The GPU filled without a look at time. The ladder when not all fits: shorter prefill steps, then old keys and values on the
+/// host, then blocks there. Steps are then as long as what is left allows. What the user set is not on the ladder: sequences and
+/// context stay.
 pub(super) fn filled(planner: &Planner<'_>) -> Draft {
-    let (units, pages) = (planner.units(), planner.pages());
-    let chunk = planner.request.default_chunk();
-    let shortest = planner.request.chunk.unwrap_or(MIN_CHUNK);
+    let (units, pages) = (planner.units(), planner.device_pages());
+    let longest = planner.default_chunk();
+    let shortest = planner.request.chunk.unwrap_or(MIN_CHUNK).min(longest);
     let at = |k: usize, device_pages: usize| {
-        let mut placement = Placement::boundary(k, planner.sizes.layers(), device_pages, pages);
-        if device_pages < pages {
-            placement.host_pages = pages;
+        let all = planner.pages();
+        let mut placement = Placement::boundary(k, planner.sizes.layers(), device_pages, all);
+        if device_pages < all {
+            placement.host_pages = all;
         }
         placement
     };
-    match ladder(planner.sizes, &planner.request.load(chunk), planner.available, shortest) {
+    // Half of the pages at least: beyond that every token waits for the link.
+    let fewest = planner.bytes.fewest_pages(shortest);
+    let kept = (4..8).rev().map(|eighths| pages * eighths / 8).filter(|&p| p >= fewest);
+    let kept = kept.take_while(|_| planner.bytes.fixed_pages().is_none());
+    let all = [(0, pages)].into_iter().chain(kept.map(|p| (0, p))).chain((1..=units).map(|k| (k, pages)));
+    let usable = |k: usize| planner.hardware.accelerator.is_some() || k == units;
+    let Some((k, device_pages)) =
+        all.into_iter().find(|&(k, p)| usable(k) && planner.memory(&at(k, p), shortest).fits())
+    else {
         // The candidate says what it lacks.
-        Err(_) => Draft { k: Some(units), ..Draft::new(at(units, pages), chunk, "") },
-        Ok(Fitted { k, chunk, device_pages, rungs }) => {
-            let reason = match k {
-                0 if rungs.is_empty() => "everything on the GPU".to_owned(),
-                k if k == units => "nothing fits the GPU: everything on the CPU".to_owned(),
-                _ => format!("the GPU filled: {}", rungs.join(", ")),
-            };
-            Draft { k: Some(k), ..Draft::new(at(k, device_pages as usize), chunk, reason) }
-        }
+        return Draft { k: Some(units), ..Draft::new(at(units, pages), longest, "") };
+    };
+    let placement = at(k, device_pages);
+    let mut halves = std::iter::successors(Some(longest), |c| (*c > shortest).then(|| (c / 2).max(shortest)));
+    let chunk = halves.find(|&c| planner.memory(&placement, c).fits()).expect("the shortest fits");
+    let mut rungs = Vec::new();
+    if chunk < longest {
+        rungs.push(format!("prefill steps of {chunk} rows"));
     }
+    if device_pages < pages {
+        rungs.push(format!("{} of {pages} KV pages on the host", pages - device_pages));
+    }
+    if k > 0 {
+        rungs.push(format!("{k} of {units} units on the host"));
+    }
+    let reason = match k {
+        0 if rungs.is_empty() => "everything on the GPU".to_owned(),
+        k if k == units => "nothing fits the GPU: everything on the CPU".to_owned(),
+        _ => format!("the GPU filled: {}", rungs.join(", ")),
+    };
+    Draft { k: Some(k), ..Draft::new(placement, chunk, reason) }
 }
 
 pub(super) fn greedy(planner: &Planner<'_>) -> Candidate {
@@ -52,7 +74,7 @@ pub(super) fn greedy(planner: &Planner<'_>) -> Candidate {
     if planner.hardware.accelerator.is_none() {
         draft.reason = "no GPU to fill: everything on the CPU".into();
     }
-    planner.candidate(Strategy::Greedy, draft)
+    planner.fastest(vec![draft], Strategy::Greedy)
 }
 
 /// Where keys and values are, and who attends them in decode.
@@ -62,6 +84,9 @@ struct Way {
     decode: Policy,
     says: &'static str,
 }
+
+/// A table that only looks up rows stays where it is.
+const HEAD_ON_GPU: Ends = [Side::Host, Side::Device];
 
 const ON_GPU: Way = Way { kv: Side::Device, decode: Policy::all(Side::Device), says: "" };
 
@@ -75,6 +100,7 @@ const WAYS: [Way; 3] = [
 fn streamed(
     planner: &Planner<'_>,
     way: Way,
+    [embedding, head]: Ends,
     staging: Staging,
     resident: impl Fn(usize) -> bool,
 ) -> Placement {
@@ -85,13 +111,14 @@ fn streamed(
         decode: way.decode,
         kv: way.kv,
     };
-    let pages = |side| if way.kv == side { planner.pages() } else { 0 };
+    let device_pages = if way.kv == Side::Device { planner.device_pages() } else { 0 };
+    let leave = way.kv == Side::Device && device_pages < planner.pages();
     Placement {
-        embedding: Side::Host,
+        embedding,
         layers: (0..planner.sizes.layers()).map(layer).collect(),
-        head: Side::Device,
-        device_pages: pages(Side::Device),
-        host_pages: pages(Side::Host),
+        head,
+        device_pages,
+        host_pages: if way.kv == Side::Host || leave { planner.pages() } else { 0 },
         windows: Vec::new(),
         staging,
         copy_lane_rows: COPY_LANE_ROWS,
@@ -124,12 +151,8 @@ fn most(planner: &Planner<'_>, chunk: u64, place: impl Fn(usize) -> Placement) -
 /// See the [module](self). Prompts are one forward, however long, if their rows fit.
 pub(super) fn accelerate(planner: &Planner<'_>) -> Candidate {
     let layers = planner.sizes.layers();
-    let place = |n: usize| Placement {
-        // As with the others, a table that only looks up rows stays where it is if memory is short.
-        embedding: Side::Device,
-        ..streamed(planner, ON_GPU, Staging::Waited, |l| l < n)
-    };
-    let whole = planner.request.chunks().last().copied().unwrap_or(1);
+    let place = |n: usize| streamed(planner, ON_GPU, ENDS[0], Staging::Waited, |l| l < n);
+    let whole = planner.chunks().last().copied().unwrap_or(1);
     let shortest = planner.request.chunk.unwrap_or(MIN_CHUNK).min(whole);
     let halves = std::iter::successors(Some(whole), |&c| (c > shortest).then(|| (c / 2).max(shortest)));
     let fitting = |chunk| most(planner, chunk, place).map(|n| (n, chunk));
@@ -140,16 +163,16 @@ pub(super) fn accelerate(planner: &Planner<'_>) -> Candidate {
             "{n} of {layers} blocks on the GPU, the others copied there for every forward and waited for"
         ),
     };
-    planner.candidate(Strategy::Accelerate, Draft::new(place(n), chunk, reason))
+    planner.fastest(vec![Draft::new(place(n), chunk, reason)], Strategy::Accelerate)
 }
 
 /// See the [module](self).
 pub(super) fn flexgen(planner: &Planner<'_>) -> Candidate {
     let layers = planner.sizes.layers();
-    let place = |way, n: usize| streamed(planner, way, Staging::Ahead, |l| l < n);
+    let place = |way, n: usize| streamed(planner, way, HEAD_ON_GPU, Staging::Ahead, |l| l < n);
     let mut found: Vec<(f64, Way, usize, u64)> = Vec::new();
     for way in WAYS {
-        for chunk in planner.request.chunks() {
+        for chunk in planner.chunks() {
             let Some(n) = most(planner, chunk, |n| place(way, n)) else { continue };
             found.push((planner.total(&place(way, n), chunk), way, n, chunk));
         }
@@ -157,7 +180,7 @@ pub(super) fn flexgen(planner: &Planner<'_>) -> Candidate {
     found.sort_by(|a, b| a.0.total_cmp(&b.0));
     found.truncate(FEW);
     if found.is_empty() {
-        let chunk = planner.request.chunks()[0];
+        let chunk = planner.chunks()[0];
         return planner.candidate(Strategy::Flexgen, Draft::new(place(ON_GPU, 0), chunk, ""));
     }
     let mut drafts = Vec::new();
@@ -166,7 +189,8 @@ pub(super) fn flexgen(planner: &Planner<'_>) -> Candidate {
         let rest = if n < layers { ", the others streamed for every step" } else { "" };
         drafts.push(Draft::new(place(way, n), chunk, format!("{share}{rest}{}", way.says)));
         if n > 0 && n < layers {
-            let spread = streamed(planner, way, Staging::Ahead, |l| (l + 1) * n / layers > l * n / layers);
+            let evenly = |l| (l + 1) * n / layers > l * n / layers;
+            let spread = streamed(planner, way, HEAD_ON_GPU, Staging::Ahead, evenly);
             let reason = format!("{share}, spread evenly{rest}{}", way.says);
             drafts.push(Draft::new(spread, chunk, reason));
         }
@@ -176,18 +200,31 @@ pub(super) fn flexgen(planner: &Planner<'_>) -> Candidate {
 
 /// See the [module](self).
 pub(super) fn zero_inference(planner: &Planner<'_>) -> Candidate {
-    let placement = streamed(planner, ON_GPU, Staging::Ahead, |_| false);
+    let placement = streamed(planner, ON_GPU, HEAD_ON_GPU, Staging::Ahead, |_| false);
     let chunk = planner.best_chunk(&placement);
-    planner
-        .candidate(Strategy::ZeroInference, Draft::new(placement, chunk, "weights streamed for every step"))
+    let draft = Draft::new(placement, chunk, "weights streamed for every step");
+    planner.fastest(vec![draft], Strategy::ZeroInference)
 }
 
 /// The fastest way that fits.
 pub(super) fn stream(planner: &Planner<'_>) -> Candidate {
-    let draft = WAYS.into_iter().map(|way| {
-        let placement = streamed(planner, way, Staging::Ahead, |_| false);
-        let chunk = planner.best_chunk(&placement);
-        Draft::new(placement, chunk, format!("weights streamed for every step{}", way.says))
-    });
-    planner.fastest(draft.collect(), Strategy::Stream)
+    let mut drafts: Vec<(f64, Draft)> = Vec::new();
+    for way in WAYS {
+        for ends in ENDS {
+            let placement = streamed(planner, way, ends, Staging::Ahead, |_| false);
+            let chunk = planner.best_chunk(&placement);
+            let total = match planner.memory(&placement, chunk).fits() {
+                true => planner.total(&placement, chunk),
+                false => f64::INFINITY,
+            };
+            let head = if ends[1] == Side::Host { ", head on the CPU" } else { "" };
+            let reason = format!("weights streamed for every step{}{head}", way.says);
+            drafts.push((total, Draft::new(placement, chunk, reason)));
+        }
+    }
+    if drafts.iter().any(|d| d.0.is_finite()) {
+        drafts.sort_by(|a, b| a.0.total_cmp(&b.0));
+        drafts.truncate(FEW);
+    }
+    planner.fastest(drafts.into_iter().map(|d| d.1).collect(), Strategy::Stream)
 }

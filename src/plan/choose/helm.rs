@@ -15,15 +15,12 @@
 //! sums. Keys and values that the GPU's pages cannot hold may stay on the host ([`Spilled`](super::Spilled)).
 
 use super::baselines::filled;
-use super::{Candidate, Draft, Planner, Strategy};
+use super::planner::{Draft, Planner};
+use super::{Candidate, Strategy};
 use crate::plan::cost::{Direction, Group};
-use crate::plan::memory::{Memory, page_bytes};
 use crate::plan::prefix::Prefix;
 use crate::plan::price::{UnitTime, Workload, block, spilled_tokens, units};
 use crate::program::{LayerPlacement, Phase, Placement, Policy, Residence, Side};
-
-/// Fewest of a sequence's pages that the GPU holds when others spill, in eighths.
-const LEAST_PAGES: u64 = 1;
 
 /// Host blocks compute prompts in place, or are streamed to the GPU for them.
 fn boundary(planner: &Planner<'_>, k: usize, streams: bool, device_pages: u64) -> Placement {
@@ -180,8 +177,7 @@ pub(super) fn curve(planner: &Planner<'_>) -> Vec<(usize, f64)> {
 
 /// The best of each boundary and mode that fits.
 fn search(planner: &Planner<'_>) -> Vec<Found> {
-    let (n, pages) = (planner.units(), planner.pages() as u64);
-    let page = page_bytes(planner.sizes);
+    let (n, pages) = (planner.units(), planner.device_pages() as u64);
     let mut best: Vec<[Option<Found>; 2]> = vec![[None; 2]; n + 1];
     let boundaries = match planner.request.fixed.boundary {
         Some(k) => k..k + 1,
@@ -191,7 +187,7 @@ fn search(planner: &Planner<'_>) -> Vec<Found> {
     if planner.hardware.accelerator.is_none() && boundaries != (n..n + 1) {
         return Vec::new();
     }
-    for chunk in planner.request.chunks() {
+    for chunk in planner.chunks() {
         let sums = planner.hardware.accelerator.is_some().then(|| Sums::new(planner, chunk));
         for k in boundaries.clone() {
             for streams in [false, true] {
@@ -207,25 +203,14 @@ fn search(planner: &Planner<'_>) -> Vec<Found> {
                 if best.is_some_and(|b| b.seconds <= seconds) {
                     continue;
                 }
-                let memory = |device_pages: u64| -> Memory {
-                    planner.memory(&boundary(planner, k, streams, device_pages), chunk)
-                };
-                let full = memory(pages);
-                let (mut device_pages, mut fits) = (pages, full.fits());
-                let blocks = (n - 1).saturating_sub(k.max(1)) as u64;
-                let over = full.gpu.total.saturating_sub(full.gpu.available);
-                if !fits && blocks > 0 && over > 0 {
-                    // Room for the staging buffers, then as many pages as are left.
-                    let over = over + 2 * 64 * page;
-                    device_pages = pages.saturating_sub(over.div_ceil(blocks * page));
-                    fits = device_pages >= pages * LEAST_PAGES / 8
-                        && device_pages >= planner.request.batch
-                        && memory(device_pages).fits();
+                let place = |pages: usize| boundary(planner, k, streams, pages as u64);
+                let mut device_pages = pages;
+                if !planner.memory(&place(pages as usize), chunk).fits() {
+                    let fewer = (k < n - 1).then(|| planner.fewer_pages(chunk, place)).flatten();
+                    let Some(fewer) = fewer else { continue };
+                    device_pages = fewer as u64;
                 }
-                if !fits {
-                    continue;
-                }
-                if device_pages < pages {
+                if device_pages < planner.pages() as u64 {
                     seconds += spilled_seconds(planner, k, &planner.request.work(chunk), device_pages);
                 }
                 if best.is_none_or(|b| seconds < b.seconds) {
@@ -242,14 +227,14 @@ const FEW: usize = 2;
 
 /// See the [module](self).
 pub(super) fn candidate(planner: &Planner<'_>) -> Candidate {
-    let (n, pages) = (planner.units(), planner.pages() as u64);
+    let (n, pages) = (planner.units(), planner.device_pages() as u64);
     let mut found = search(planner);
     found.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
     let mode = |streams: bool| found.iter().filter(move |f| f.streams == streams).take(FEW);
     let mut few: Vec<Found> = mode(false).chain(mode(true)).copied().collect();
     if few.is_empty() {
         let k = planner.request.fixed.boundary.unwrap_or(n);
-        let mut draft = Draft::new(boundary(planner, k, false, pages), planner.request.chunks()[0], "");
+        let mut draft = Draft::new(boundary(planner, k, false, pages), planner.chunks()[0], "");
         draft.k = Some(k);
         return planner.candidate(Strategy::Helm, draft);
     }
@@ -287,7 +272,8 @@ pub(super) fn candidate(planner: &Planner<'_>) -> Candidate {
             Some(super::Spilled::Split) => "attended there by the CPU",
             _ => "streamed to the GPU",
         };
-        candidate.reason += &format!(", {} of {pages} KV pages on the host and {how}", pages - device_pages);
+        let all = planner.pages() as u64;
+        candidate.reason += &format!(", {} of {all} KV pages on the host and {how}", all - device_pages);
         if let Some(far) = &candidate.far {
             let ms = |s: f64| format!("{:.1} ms", 1e3 * s);
             let (attend, stream) = (ms(far.attend_s), ms(far.stream_s));

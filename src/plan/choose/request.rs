@@ -1,9 +1,13 @@
 //! What is to be run, and whether that makes sense.
 
-use crate::plan::memory::Load;
+use crate::plan::hardware::Hardware;
+use crate::plan::memory::{Available, Load};
+use crate::plan::outline::Outline;
 use crate::plan::price::Workload;
 use crate::plan::sizes::Sizes;
-use crate::program::Policy;
+use crate::program::{
+    Group, Iteration, Kv, LayerPlacement, Phase, Placement, Policy, RequestId, Residence, Side, Wants, lower,
+};
 use crate::{Error, Result};
 
 /// What the user fixed of a strategy's placement; nothing, unless said.
@@ -48,7 +52,25 @@ impl Fixed {
         self.prefill.is_some() || self.decode.is_some()
     }
 
-    fn check(&self, sizes: &Sizes) -> Result<()> {
+    /// Whether the vectors can run, which no model and no device need be known for.
+    ///
+    /// # Errors
+    /// [`Error::Usage`], as from [`lower()`].
+    pub fn check_vectors(&self) -> Result<()> {
+        let prefill = self.prefill.unwrap_or(Policy::all(Side::Device));
+        let decode = self.decode.unwrap_or(Policy::all(Side::Host));
+        let layer = LayerPlacement { weights: Residence::Streamed, prefill, decode, kv: Side::Host };
+        let placement = Placement { layers: vec![layer], ..Placement::all(Side::Host, 0, 0) };
+        for phase in [Phase::Prefill, Phase::Decode] {
+            let request = RequestId { slot: 0, generation: 0 };
+            let group = Group { request, phase, first: 0, tokens: 1, kv: Kv::Device, wants: Wants::Last };
+            lower(&placement, &Iteration::serial(vec![group], false))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn check(&self, sizes: &Sizes) -> Result<()> {
+        self.check_vectors()?;
         let (n, units) = (sizes.layers(), sizes.units());
         match (self.boundary, self.pinned) {
             (Some(k), _) if k > units => Err(Error::usage(format!(
@@ -151,6 +173,11 @@ impl Request {
         Load { sequences: self.batch, context: self.prompt + self.gen_len, chunk, prompt: self.prompt }
     }
 
+    /// The bytes of a model's sizes alone, in the memory of a machine.
+    pub(crate) fn outline<'a>(&self, sizes: &'a Sizes, hardware: &Hardware) -> Outline<'a> {
+        Outline { sizes, load: self.load(1), available: Available::new(hardware, self.gpu_memory) }
+    }
+
     /// Rows of a prefill step to try, ascending.
     pub(super) fn chunks(&self) -> Vec<u64> {
         if let Some(chunk) = self.chunk {
@@ -163,7 +190,8 @@ impl Request {
         all
     }
 
-    pub(super) fn default_chunk(&self) -> u64 {
+    /// Rows of a prefill step of strategies that do not search.
+    pub(crate) fn default_chunk(&self) -> u64 {
         self.chunk.unwrap_or(DEFAULT_CHUNK.min(self.prompt * self.batch))
     }
 }

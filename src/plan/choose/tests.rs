@@ -1,6 +1,7 @@
 use super::*;
 use crate::model::synth;
 use crate::plan::hardware;
+use crate::program::{Policy, Residence, Side};
 
 fn sizes(name: &str) -> Sizes {
     Sizes::of_spec(&synth::parse(name).unwrap().spec)
@@ -42,8 +43,8 @@ fn the_search_and_the_price_agree_on_every_boundary() {
         (h.efficiency.cpu_issue_s, h.efficiency.gpu_issue_s) = (issue, issue / 2.0);
         let request = Request { prompt, batch, ..request() };
         let costs = Roofline::new(&h, &s);
-        let available = Available::new(&h, None);
-        let planner = Planner { sizes: &s, hardware: &h, request: &request, costs: &costs, available };
+        let bytes = request.outline(&s, &h);
+        let planner = Planner { sizes: &s, hardware: &h, request: &request, costs: &costs, bytes: &bytes };
         let sums = helm::Sums::new(&planner, chunk);
         for k in 0..=s.units() {
             for streams in [false, true].into_iter().filter(|&streams| !streams || k > 1) {
@@ -252,4 +253,44 @@ fn a_limit_that_the_user_set_is_kept() {
             assert!(c.memory.gpu.total <= gpu_memory);
         }
     }
+}
+
+#[test]
+fn filling_takes_one_rung_after_the_other() {
+    let (s, h) = (sizes("qwen3-8b"), hardware::named("rtx3090-epyc").unwrap());
+    let filled_beside = |dram: f64, gpu: u64| {
+        let mut h = h.clone();
+        h.cpu.dram_bytes = dram;
+        h.accelerator.as_mut().unwrap().0.mem_bytes = gpu as f64;
+        let request = Request { prompt: 8000, gen_len: 192, batch: 4, gpu_memory: Some(gpu), ..request() };
+        plan(&s, &h, &request, &[Strategy::Greedy]).unwrap().candidates.remove(0)
+    };
+    let filled = |gpu: u64| filled_beside(64e9, gpu);
+    let pages = |c: &Candidate| c.placement.device_pages;
+    let all = filled(40_000_000_000);
+    assert_eq!(
+        (all.k, all.chunk, pages(&all), all.reason.as_str()),
+        (Some(0), 512, 1024, "everything on the GPU")
+    );
+    // The rung is as high as the activations of 480 rows.
+    let down = (0..200).map(|i| filled(all.memory.gpu.total - i * 1_000_000));
+    let shorter = down.into_iter().find(|c| c.chunk < 512).unwrap();
+    assert!(shorter.k == Some(0) && pages(&shorter) == 1024, "{}", shorter.reason);
+    let fewer = filled(20_000_000_000);
+    assert!(
+        fewer.k == Some(0) && pages(&fewer) < 1024 && fewer.reason.contains("KV pages"),
+        "{}",
+        fewer.reason
+    );
+    let blocks = filled(12_000_000_000);
+    assert!(blocks.k > Some(0) && blocks.reason.ends_with("units on the host"), "{}", blocks.reason);
+    for c in [all, shorter, fewer, blocks] {
+        assert!(c.feasible && c.memory.fits(), "{}", c.reason);
+    }
+    let none = filled_beside(8e9, 1 << 20);
+    assert!(
+        !none.feasible && none.reason.contains("host memory") && none.reason.contains("7.60 GB"),
+        "{}",
+        none.reason
+    );
 }

@@ -229,6 +229,8 @@ fn device(sm: u32, multiprocessors: u32) -> DeviceInfo {
         memory_total: 1 << 34,
         shared_per_block: 99 << 10,
         l2_bytes: 0,
+        memory_bw: 0,
+        clock_khz: 0,
         driver: 0,
     }
 }

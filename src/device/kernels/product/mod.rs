@@ -138,6 +138,8 @@ mod tests {
             memory_total: 1 << 30,
             shared_per_block: 227 << 10,
             l2_bytes,
+            memory_bw: 0,
+            clock_khz: 0,
             driver: 0,
         }
     }

@@ -124,6 +124,8 @@ mod tests {
             memory_total: 1 << 30,
             shared_per_block: shared_kib << 10,
             l2_bytes: 0,
+            memory_bw: 0,
+            clock_khz: 0,
             driver: 0,
         }
     }
