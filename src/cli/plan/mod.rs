@@ -235,7 +235,8 @@ fn nowhere(sizes: &Sizes, hardware: &Hardware, plan: &Plan) -> Error {
         let nodes = c.memory.nodes.map_or(0, |n| n.weights.saturating_sub(n.available));
         gpu.total.saturating_sub(gpu.available) + host.total.saturating_sub(host.available) + nodes
     };
-    let usable = |c: &&Candidate| hardware.accelerator.is_some() || c.t_total_s.is_some();
+    // Without a GPU every strategy is that of the CPU alone.
+    let usable = |c: &&Candidate| hardware.accelerator.is_some() || c.strategy == Strategy::CpuOnly;
     let least = plan.candidates.iter().filter(usable).min_by_key(|c| lack(c)).or(plan.candidates.first());
     let (who, why) = least.map_or(("", ""), |c| (c.strategy.name(), c.reason.as_str()));
     Error::Capacity(format!(

@@ -151,13 +151,10 @@ impl RealMachine {
         runtime.synchronize_all()?;
         let (on_device, on_host) = (sizes.device(&placement), sizes.host(&placement));
         let alone = sizes.alone(&placement);
-        let memory = match alone {
-            true => on_device,
-            false => Memory {
-                weights: on_device.weights + on_host.weights,
-                kv: on_device.kv + on_host.kv,
-                activations: on_device.activations + on_host.activations,
-            },
+        let memory = Memory {
+            weights: on_device.weights + on_host.weights,
+            kv: on_device.kv + on_host.kv,
+            activations: on_device.activations + on_host.activations,
         };
         let store = KvStore {
             pages: KvPages::new(kv_geometry, paging.device, paging.far, paging.host)?,

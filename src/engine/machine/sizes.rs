@@ -328,8 +328,11 @@ impl Sizes {
         Memory { activations: m.activations + self.pinned(placement), ..m }
     }
 
-    /// Bytes on the host, but for [`Sizes::pinned`].
+    /// Bytes on the host, but for [`Sizes::pinned`]. Where all is on the device, the host's half does not come to be.
     pub(super) fn host_without_pinned(&self, placement: &Placement) -> Memory {
+        if self.alone(placement) {
+            return Memory { weights: 0, kv: 0, activations: 0 };
+        }
         let mut memory = self.host;
         memory.kv = 0;
         let paging = self.paging(placement);
@@ -384,7 +387,7 @@ impl Sizes {
             )));
         }
         self.device(placement).check_device(self.free, &self.device)?;
-        if self.alone(placement) { Ok(()) } else { self.host(placement).check() }
+        self.host(placement).check()
     }
 }
 
