@@ -47,6 +47,7 @@ impl Told<'_> {
             (_, Some(0)) => format!("all on {device}"),
             (_, Some(k)) => self.boundary(k, device),
             ("lia", _) => self.lia(device),
+            ("cpu-moe", _) => self.cpu_moe(device),
             _ => self.stream(device),
         };
         let pages = match self.0.kv_pages {
@@ -107,6 +108,22 @@ impl Told<'_> {
                 bits(decode)
             ));
         }
+        parts.push(self.ends(device));
+        parts.join(", ")
+    }
+
+    fn cpu_moe(&self, device: &str) -> String {
+        let layers = &self.0.placement.layers;
+        let on_host = layers.iter().take_while(|l| l.weights == Residence::Host).count();
+        let mut parts = Vec::new();
+        if on_host > 0 {
+            parts.push(format!("{} on the cpu", blocks(0..on_host)));
+        }
+        let kv = match layers.last().map(|l| l.kv) {
+            Some(Side::Host) => ", keys and values",
+            _ => "",
+        };
+        parts.push(format!("{} on {device}, their experts{kv} on the cpu", blocks(on_host..layers.len())));
         parts.push(self.ends(device));
         parts.join(", ")
     }

@@ -319,7 +319,7 @@ impl Accelerator for Timed {
         rows: Range<usize>,
     ) -> Result<()> {
         let n = rows.len();
-        let products = match &layer.up {
+        let products = match &layer.dense()?.up {
             UpWeight::GateUp(w) | UpWeight::Plain(w) => linear(w, n),
             UpWeight::Separate(gate, up) => sum([linear(gate, n), linear(up, n)]),
         };
@@ -328,7 +328,7 @@ impl Accelerator for Timed {
     }
 
     fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
-        let work = [linear(&layer.down, rows.len()), activations(4 * rows.len() * cx.shape.d_model)];
+        let work = [linear(&layer.dense()?.down, rows.len()), activations(4 * rows.len() * cx.shape.d_model)];
         self.computed(cx, work, Launches::DOWN, |accel, cx| accel.ffn_down(cx, layer, rows))
     }
 

@@ -2,7 +2,6 @@
 
 use super::ModelSpec;
 use super::spec::{Experts, Norm};
-use crate::{Error, Result};
 
 /// The tensors of a block; `None` for those that the model does not have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -190,22 +189,6 @@ impl Block {
         ]
         .into_iter()
         .flatten()
-    }
-}
-
-impl FeedForward {
-    /// The matrices of a dense feed-forward, for what computes no other.
-    ///
-    /// # Errors
-    /// It consists of experts.
-    pub fn dense(&self) -> Result<&Mlp> {
-        match self {
-            FeedForward::Dense(mlp) => Ok(mlp),
-            FeedForward::Experts(mixture) => Err(Error::Unsupported(format!(
-                "a mixture of {} experts: mixtures of experts run on the CPU only for now; use `device` cpu",
-                mixture.experts.len()
-            ))),
-        }
     }
 }
 

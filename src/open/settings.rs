@@ -118,11 +118,13 @@ pub enum Strategy {
     Apex,
     /// Every block streamed.
     Stream,
+    /// Of a mixture of experts: the experts on the CPU, all else on the device.
+    CpuMoe,
 }
 
 impl Strategy {
     /// All, in the order of the documentation.
-    pub const ALL: [Strategy; 10] = [
+    pub const ALL: [Strategy; 11] = [
         Strategy::Auto,
         Strategy::CpuOnly,
         Strategy::GpuOnly,
@@ -133,6 +135,7 @@ impl Strategy {
         Strategy::Neo,
         Strategy::Apex,
         Strategy::Stream,
+        Strategy::CpuMoe,
     ];
 
     /// Its name, like `gpu-only`.
@@ -148,6 +151,7 @@ impl Strategy {
             Strategy::Neo => "neo",
             Strategy::Apex => "apex",
             Strategy::Stream => "stream",
+            Strategy::CpuMoe => "cpu-moe",
         }
     }
 
@@ -189,11 +193,13 @@ impl Settings {
                 System::Stream,
                 System::Helm,
                 System::Lia,
+                System::CpuMoe,
             ]),
             Strategy::Helm => Some(&[System::Helm]),
             Strategy::Lia => Some(&[System::Lia]),
             Strategy::Stream => Some(&[System::Stream]),
             Strategy::Greedy => Some(&[System::Greedy]),
+            Strategy::CpuMoe => Some(&[System::CpuMoe]),
             _ => None,
         }
     }

@@ -17,6 +17,7 @@
 //! by [`Plan::or`], which keeps the faster candidate of each strategy.
 
 mod baselines;
+mod experts;
 mod helm;
 mod lia;
 mod one_side;
@@ -39,8 +40,8 @@ use super::price::{Spilled, Stage};
 use super::programs::{Busy, FarForecast, OperationTime};
 use super::roofline::Roofline;
 use super::sizes::Sizes;
-use crate::Result;
 use crate::program::{Far, Placement};
+use crate::{Error, Result};
 
 /// One way of running it.
 #[derive(Debug, Clone, Serialize)]
@@ -132,6 +133,7 @@ fn best_of(strategy: Strategy, planner: &Planner<'_>) -> Candidate {
         Strategy::Stream => baselines::stream,
         Strategy::Helm => helm::candidate,
         Strategy::Lia => lia::candidate,
+        Strategy::CpuMoe => experts::cpu_moe,
     };
     let mut candidate = of(planner);
     if let (Some(on), Some(_)) = (&planner.hardware.weights, &candidate.weights_nodes) {
@@ -172,7 +174,7 @@ pub fn plan_with(
 /// Compares `strategies` by `costs` in the memory that `bytes` counts.
 ///
 /// # Errors
-/// The request fixes something that the model does not have, or vectors that cannot run.
+/// The request fixes something that the model does not have, or vectors that cannot run; strategies that place no such model.
 pub fn plan_within(
     bytes: &dyn Bytes,
     sizes: &Sizes,
@@ -182,6 +184,17 @@ pub fn plan_within(
     costs: &dyn Costs,
 ) -> Result<Plan> {
     request.fixed.check(sizes)?;
+    let experts = sizes.spec.experts.is_some();
+    let strategies: Vec<Strategy> = strategies.iter().copied().filter(|s| s.places(experts)).collect();
+    if strategies.is_empty() {
+        return Err(Error::Unsupported(match experts {
+            true => {
+                "a mixture of experts, which run on the CPU only for now: use `strategy` cpu-moe or cpu-only"
+                    .into()
+            }
+            false => "`strategy` cpu-moe: this model has no experts".to_owned(),
+        }));
+    }
     let planner = Planner { sizes, hardware, request, costs, bytes };
     Ok(Plan::of(strategies.iter().map(|&s| best_of(s, &planner)).collect()))
 }

@@ -89,6 +89,15 @@ impl Block {
         }
     }
 
+    /// Without experts on the device, whose kernels compute none: a block's feed-forward of experts is the host's.
+    fn without_experts_on_device(mut self) -> Block {
+        if self.experts != [TwoSided::default(); 2] {
+            let parts = [&mut self.up, &mut self.down].into_iter().chain(&mut self.experts);
+            parts.for_each(|part| part.device = 0);
+        }
+        self
+    }
+
     /// Bytes of all sublayers.
     pub fn total(&self) -> TwoSided {
         self.qkv.add(self.out).add(self.up).add(self.down)
@@ -222,7 +231,7 @@ impl Sizes {
         let table = spec.vocab as u64 * d;
         Sizes {
             spec: spec.clone(),
-            blocks: (0..spec.n_layers).map(block).collect(),
+            blocks: (0..spec.n_layers).map(|l| block(l).without_experts_on_device()).collect(),
             embedding: bytes(table + positions),
             head: bytes(table + norm_width(spec)),
             shared_table: if spec.tied_head { bytes(table) } else { TwoSided::default() },
@@ -269,6 +278,7 @@ impl Sizes {
                     experts,
                     window: spec.window_of(i).map(|w| w as u64),
                 }
+                .without_experts_on_device()
             })
             .collect();
         one_layout &= spec.experts.is_none();

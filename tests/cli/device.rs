@@ -44,27 +44,6 @@ fn the_emulated_accelerator_gives_the_cpus_tokens() {
     assert_eq!(stdout(&generate("emulated", &[])).trim_end(), emulated["text"].as_str().unwrap().trim_end());
 }
 
-/// Devices compute no experts yet; nothing but that is the reason, and the CPU does.
-#[test]
-fn experts_are_refused_by_devices_and_run_on_the_cpu() {
-    let home = home();
-    let model = "synth:tiny-qwen3-moe,dtype=q4_k,seed=2";
-    let generate = |device: &str, more: &[&str]| {
-        let args = ["generate", "-m", model, "-n", "4", "--device", device, "hello there"];
-        run(tandem(home.path()).args(args).args(more))
-    };
-    let why = "mixtures of experts run on the CPU only for now";
-    assert_error(&generate("emulated", &[]), 1, why);
-    assert_error(&generate("emulated", &["--strategy", "helm"]), 1, why);
-    let (cpu, auto) = (json(&generate("cpu", &["--json"])), json(&generate("auto", &["--json"])));
-    assert_eq!(cpu["tokens"], auto["tokens"]);
-    assert_eq!(auto["plan"]["device"], "cpu");
-    // What it takes is planned and described.
-    let seen = json(&run(tandem(home.path()).args(["inspect", model, "--json"])));
-    assert_eq!(seen["experts"], "3 of 8 of width 256, softmax over the chosen");
-    assert!(seen["active_parameters"].as_u64() < seen["parameters"].as_u64());
-}
-
 /// A build of the tests links the kernels for the host into the program; `emulated` runs none of them all the same.
 #[test]
 fn what_emulated_does_is_the_same_in_every_build() {

@@ -4,6 +4,7 @@
 mod agreement;
 mod chat;
 mod device;
+mod experts;
 mod generate;
 mod hybrid;
 mod memory;

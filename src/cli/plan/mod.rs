@@ -137,13 +137,6 @@ pub fn run(args: &Args) -> Result<()> {
         ))
         .into());
     }
-    let hardware = match hardware.accelerator {
-        Some(_) if sizes.spec.experts.is_some() => {
-            progress::note("mixtures of experts run on the CPU only for now; planned without the GPU");
-            Hardware { accelerator: None, ..hardware }
-        }
-        _ => hardware,
-    };
     let hardware = match &args.weights_node {
         Some(wish) => hardware.with_weights_on(&wish.numbers(&hardware.all_nodes()))?,
         None => hardware,

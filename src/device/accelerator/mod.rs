@@ -47,7 +47,9 @@ pub use self::shape::{Limits, Shape};
 pub use self::step::{Step, StepContext};
 pub(crate) use self::top::write_top;
 pub use self::top::{TOP_BYTES, TOP_K, top_error, top_of};
-pub use self::weights::{EmbedWeight, LayerWeights, LinearSource, LinearWeight, NormWeight, UpWeight};
+pub use self::weights::{
+    EmbedWeight, FfnWeights, LayerWeights, LinearSource, LinearWeight, NormWeight, UpWeight,
+};
 pub use self::workspace::{PartialRows, Residual, RowBytes, RowSpan, SubBatch, SubBatches, Workspace};
 use super::runtime::{DevPtr, Lane, Runtime};
 use crate::Result;

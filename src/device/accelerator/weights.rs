@@ -2,6 +2,7 @@
 
 use crate::device::runtime::DevPtr;
 use crate::tensor::{DType, Tensor};
+use crate::{Error, Result};
 
 /// Matrices to be multiplied together: concatenated rows, or gate and up of a gated feed-forward.
 #[derive(Debug, Clone, Copy)]
@@ -75,6 +76,15 @@ pub enum UpWeight {
     Plain(LinearWeight),
 }
 
+/// The matrices of a dense feed-forward.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FfnWeights {
+    /// Up (and gate).
+    pub up: UpWeight,
+    /// Down.
+    pub down: LinearWeight,
+}
+
 /// One block's weights. Plain addresses: the block may lie in memory of its own or in a staging buffer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerWeights {
@@ -94,10 +104,8 @@ pub struct LayerWeights {
     pub post_attn: DevPtr,
     /// Before the feed-forward; NULL: none.
     pub ffn_norm: NormWeight,
-    /// Up (and gate).
-    pub up: UpWeight,
-    /// Down.
-    pub down: LinearWeight,
+    /// The matrices of the feed-forward; none if it consists of experts, which the host computes.
+    pub ffn: Option<FfnWeights>,
     /// Norm of the feed-forward's output before it is added, f32 `[d]`, or NULL.
     pub post_ffn: DevPtr,
     /// Whether attention has the model's sliding window.
@@ -107,6 +115,14 @@ pub struct LayerWeights {
 }
 
 impl LayerWeights {
+    /// The matrices of its feed-forward.
+    ///
+    /// # Errors
+    /// It consists of experts: no placement computes them here, so this is a mistake of the caller.
+    pub fn dense(&self) -> Result<&FfnWeights> {
+        self.ffn.as_ref().ok_or_else(|| Error::Unsupported("a device computes no experts".into()))
+    }
+
     /// These weights after the image that they lie in has moved from one address to another. The RoPE tables are not
     /// part of the image and do not move.
     pub fn moved(&self, from: DevPtr, to: DevPtr) -> LayerWeights {
@@ -122,12 +138,14 @@ impl LayerWeights {
             o: linear(&self.o),
             post_attn: at(self.post_attn),
             ffn_norm: norm(&self.ffn_norm),
-            up: match &self.up {
-                UpWeight::GateUp(w) => UpWeight::GateUp(linear(w)),
-                UpWeight::Separate(gate, up) => UpWeight::Separate(linear(gate), linear(up)),
-                UpWeight::Plain(w) => UpWeight::Plain(linear(w)),
-            },
-            down: linear(&self.down),
+            ffn: self.ffn.as_ref().map(|ffn| FfnWeights {
+                up: match &ffn.up {
+                    UpWeight::GateUp(w) => UpWeight::GateUp(linear(w)),
+                    UpWeight::Separate(gate, up) => UpWeight::Separate(linear(gate), linear(up)),
+                    UpWeight::Plain(w) => UpWeight::Plain(linear(w)),
+                },
+                down: linear(&ffn.down),
+            }),
             post_ffn: at(self.post_ffn),
             windowed: self.windowed,
             rope: self.rope,

@@ -378,6 +378,19 @@ impl Sizes {
     /// # Errors
     /// [`Error::Capacity`], with the numbers.
     pub fn check(&self, placement: &Placement) -> Result<()> {
+        let ffns = [Sublayer::Up, Sublayer::Down];
+        let computes = |l: &LayerPlacement| {
+            [l.prefill, l.decode].iter().any(|p| ffns.iter().any(|&s| p.side(s) == Side::Device))
+        };
+        for (layer, layout) in placement.layers.iter().zip(&self.layouts) {
+            if computes(layer) && !layout.has_ffn() {
+                return Err(Error::Unsupported(format!(
+                    "layer {} on a device: its feed-forward is a mixture of experts, which run on the CPU only for now; use \
+                     `strategy` cpu-moe, which leaves them there, or `device` cpu",
+                    layout.layer
+                )));
+            }
+        }
         let (paging, fewest) = (self.paging(placement), self.fewest_pages());
         if paging.far > 0 && self.far_pages.is_none() && paging.device < fewest {
             return Err(Error::usage(format!(

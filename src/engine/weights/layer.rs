@@ -1,7 +1,7 @@
 //! A layer's layout: where each of its parts lies in one contiguous image, independent of the image's address.
 
 use super::matrix::{LayerMatrices, Matrix, tensor};
-use crate::device::{Accelerator, DevPtr, LayerWeights, LinearWeight, NormWeight, UpWeight};
+use crate::device::{Accelerator, DevPtr, FfnWeights, LayerWeights, LinearWeight, NormWeight, UpWeight};
 use crate::host::Pool;
 use crate::model::{Block, ModelSpec, NormSpec, Weights, tensor_name};
 use crate::tensor::Half;
@@ -177,13 +177,16 @@ impl LayerLayout {
         let o = p.matrix(&matrices.o, true)?;
         let post_attn = p.plain(&block.post_attn)?;
         let ffn_norm = p.norm(&block.ffn_norm)?;
-        let ups = matrices.up.iter().map(|m| p.matrix(m, !m.gate_up)).collect::<Result<Vec<_>>>()?;
-        let up = match (&ups[..], &matrices.up[..]) {
-            ([w], [m]) if m.gate_up => UpWeight::GateUp(*w),
-            ([w], _) => UpWeight::Plain(*w),
-            _ => UpWeight::Separate(ups[0], ups[1]),
-        };
-        let down = p.matrix(&matrices.down, true)?;
+        let ffn = matrices.ffn.as_ref().map(|(ups, down)| {
+            let packed = ups.iter().map(|m| p.matrix(m, !m.gate_up)).collect::<Result<Vec<_>>>()?;
+            let up = match (&packed[..], &ups[..]) {
+                ([w], [m]) if m.gate_up => UpWeight::GateUp(*w),
+                ([w], _) => UpWeight::Plain(*w),
+                _ => UpWeight::Separate(packed[0], packed[1]),
+            };
+            Ok(FfnWeights { up, down: p.matrix(down, true)? })
+        });
+        let ffn: Option<FfnWeights> = ffn.transpose()?;
         let post_ffn = p.plain(&block.post_ffn)?;
         let at_origin = LayerWeights {
             attn_norm,
@@ -194,8 +197,7 @@ impl LayerLayout {
             o,
             post_attn,
             ffn_norm,
-            up,
-            down,
+            ffn,
             post_ffn,
             windowed: spec.window_of(layer).is_some(),
             rope: [DevPtr::NULL; 2],
@@ -211,6 +213,11 @@ impl LayerLayout {
     /// Whether the layer's attention has the model's window (and with it the tables of windowed layers).
     pub fn windowed(&self) -> bool {
         self.at_origin.windowed
+    }
+
+    /// Whether it has the matrices of the feed-forward; not those of experts.
+    pub fn has_ffn(&self) -> bool {
+        self.at_origin.ffn.is_some()
     }
 
     /// Bytes of its matrices, which a decode step reads.

@@ -1,7 +1,7 @@
 //! The matrices of a model as an accelerator multiplies them: which tensors are packed together.
 
 use crate::device::{Accelerator, DevPtr, LinearSource, LinearWeight};
-use crate::model::{Block, MatrixSpec, ModelSpec, Position, Weights};
+use crate::model::{Block, FeedForward, MatrixSpec, Mlp, ModelSpec, Position, Weights};
 use crate::tensor::{DType, Half, Tensor};
 use crate::{Error, Result};
 
@@ -51,16 +51,14 @@ pub(super) struct LayerMatrices {
     /// q, k and v, stacked as far as they have one dtype.
     pub qkv: Vec<Matrix>,
     pub o: Matrix,
-    /// Up; gate and up in one; or gate, then up.
-    pub up: Vec<Matrix>,
-    pub down: Matrix,
+    /// Of a dense feed-forward: up; gate and up in one; or gate, then up; and down. Experts have none here.
+    pub ffn: Option<(Vec<Matrix>, Matrix)>,
 }
 
 impl LayerMatrices {
     /// # Errors
-    /// A tensor is missing, or the feed-forward is none that accelerators compute.
+    /// A tensor is missing.
     pub fn new(spec: &ModelSpec, block: &Block, weights: &Weights, layer: usize) -> Result<LayerMatrices> {
-        let ffn = block.ffn.dense()?;
         let dtype = |m: &MatrixSpec| tensor(weights, &m.tensor(layer, "weight")).map(|t| t.dtype);
         let mut qkv: Vec<(DType, Matrix)> = Vec::new();
         for part in [&block.q, &block.k, &block.v] {
@@ -71,8 +69,8 @@ impl LayerMatrices {
             }
         }
         let biased = |m: &MatrixSpec| weights.get(&m.tensor(layer, "bias")).is_some();
-        let up = match &ffn.gate {
-            None => vec![Matrix::of(layer, &ffn.up)],
+        let up = |ffn: &Mlp| match &ffn.gate {
+            None => Ok(vec![Matrix::of(layer, &ffn.up)]),
             Some(gate) => {
                 let (mut gate, up, both) = (
                     Matrix::of(layer, gate),
@@ -83,24 +81,28 @@ impl LayerMatrices {
                         && !biased(gate)
                         && !biased(&ffn.up),
                 );
-                if both {
+                Ok(if both {
                     gate.names.extend(up.names);
                     vec![Matrix { gate_up: true, ..gate }]
                 } else {
                     vec![gate, up]
-                }
+                })
             }
+        };
+        let ffn = match &block.ffn {
+            FeedForward::Dense(mlp) => Some((up(mlp)?, Matrix::of(layer, &mlp.down))),
+            FeedForward::Experts(_) => None,
         };
         Ok(LayerMatrices {
             qkv: qkv.into_iter().map(|(_, m)| m).collect(),
             o: Matrix::of(layer, &block.o),
-            up,
-            down: Matrix::of(layer, &ffn.down),
+            ffn,
         })
     }
 
     fn all(self) -> impl Iterator<Item = Matrix> {
-        self.qkv.into_iter().chain([self.o]).chain(self.up).chain([self.down])
+        let ffn = self.ffn.into_iter().flat_map(|(up, down)| up.into_iter().chain([down]));
+        self.qkv.into_iter().chain([self.o]).chain(ffn)
     }
 }
 
@@ -119,7 +121,7 @@ pub(super) fn shares_table(accel: &dyn Accelerator, spec: &ModelSpec, table: &Te
 pub fn separate_gate_up(spec: &ModelSpec, weights: &Weights) -> Result<bool> {
     for layer in 0..spec.n_layers {
         let block = Block::of(spec, layer);
-        if LayerMatrices::new(spec, &block, weights, layer)?.up.len() > 1 {
+        if LayerMatrices::new(spec, &block, weights, layer)?.ffn.is_some_and(|(up, _)| up.len() > 1) {
             return Ok(true);
         }
     }

@@ -24,6 +24,8 @@ pub enum Strategy {
     Helm,
     /// LIA.
     Lia,
+    /// Of a mixture of experts: the experts on the CPU, all else on the GPU (llama.cpp's `--cpu-moe`, LIA's (0,0,0,0,1,1)).
+    CpuMoe,
 }
 
 /// What there is to know of a strategy.
@@ -38,7 +40,7 @@ struct Entry {
 }
 
 /// Baselines first.
-const TABLE: [Entry; 9] = {
+const TABLE: [Entry; 10] = {
     use Strategy::*;
     [
         Entry { strategy: CpuOnly, name: "cpu-only", preference: 0, has_boundary: true },
@@ -50,6 +52,7 @@ const TABLE: [Entry; 9] = {
         Entry { strategy: Stream, name: "stream", preference: 4, has_boundary: false },
         Entry { strategy: Helm, name: "helm", preference: 2, has_boundary: true },
         Entry { strategy: Lia, name: "lia", preference: 3, has_boundary: false },
+        Entry { strategy: CpuMoe, name: "cpu-moe", preference: 9, has_boundary: false },
     ]
 };
 
@@ -84,6 +87,15 @@ impl Strategy {
     /// Among equal times the least wins: one side alone, then the systems, then the baselines.
     pub fn preference(self) -> u8 {
         self.entry().preference
+    }
+
+    /// Whether it places models with experts, which are computed on the CPU, or those without.
+    pub fn places(self, experts: bool) -> bool {
+        match self {
+            Strategy::CpuOnly => true,
+            Strategy::CpuMoe => experts,
+            _ => !experts,
+        }
     }
 
     /// Whether its placements have a boundary between units on the CPU and units on the GPU.

@@ -9,8 +9,8 @@ use super::device_time::device_time;
 use super::link::{self, LinkLimits};
 use crate::Result;
 use crate::device::{
-    Accelerator, Attend, Buffer, DevPtr, Event, Lane, LayerWeights, Limits, LinearSource, LinearWeight,
-    NormWeight, Runtime, Shape, StepContext, StepDesc, StepSeq, SubBatches, UpWeight,
+    Accelerator, Attend, Buffer, DevPtr, Event, FfnWeights, Lane, LayerWeights, Limits, LinearSource,
+    LinearWeight, NormWeight, Runtime, Shape, StepContext, StepDesc, StepSeq, SubBatches, UpWeight,
 };
 use crate::host::Pool;
 use crate::model::{Ffn, Norm, RopePairing};
@@ -236,8 +236,7 @@ fn out_proj(accelerator: &Arc<dyn Accelerator>, effort: Effort, d: usize, rows: 
         o,
         post_attn: DevPtr::NULL,
         ffn_norm: NormWeight::default(),
-        up: UpWeight::Plain(o),
-        down: o,
+        ffn: Some(FfnWeights { up: UpWeight::Plain(o), down: o }),
         post_ffn: DevPtr::NULL,
         windowed: false,
         rope: [DevPtr::NULL; 2],

@@ -9,7 +9,7 @@ use crate::support::gpu::{self, Rng};
 use tandem::device::emulated::PageShape;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::{
-    Accelerator, Attend, Buffer, DevPtr, EmbedWeight, LayerPages, LayerWeights, Limits, LinearSource,
+    Accelerator, Attend, Buffer, DevPtr, EmbedWeight, FfnWeights, LayerPages, LayerWeights, Limits, LinearSource,
     LinearWeight, Mailbox, NormWeight, Publish, Published, Residual, RowSpan, Runtime, Shape, Step,
     StepContext, StepDesc, StepSeq, SubBatch, SubBatches, UpWeight, Workspace, on_kernels,
 };
@@ -156,8 +156,7 @@ impl Bench {
             o,
             post_attn: DevPtr::NULL,
             ffn_norm: norm,
-            up: UpWeight::GateUp(up),
-            down,
+            ffn: Some(FfnWeights { up: UpWeight::GateUp(up), down }),
             post_ffn: DevPtr::NULL,
             windowed: window.is_some(),
             rope,

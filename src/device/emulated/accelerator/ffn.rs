@@ -26,7 +26,7 @@ pub(super) fn up(
     let mut io = accel.operands(cx);
     let delta = io.delta(cx, residual, &rows);
     let weight = io.norm(&layer.ffn_norm, d);
-    let parts = match &layer.up {
+    let parts = match &layer.dense()?.up {
         UpWeight::GateUp(both) => {
             let row = both.dtype.row_bytes(both.k).expect("checked when packed");
             let ups = if both.bias.is_null() { both.bias } else { both.bias.add(4 * ff) };

@@ -221,7 +221,7 @@ impl Accelerator for EmulatedAccelerator {
     }
 
     fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
-        ffn::to_delta(self, cx, "ffn_down", &layer.down, cx.ws.act, rows)
+        ffn::to_delta(self, cx, "ffn_down", &layer.dense()?.down, cx.ws.act, rows)
     }
 
     fn logits(

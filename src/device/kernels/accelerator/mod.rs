@@ -223,7 +223,7 @@ impl Accelerator for KernelAccelerator {
 
     fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
         let act = cx.ws.at_row(cx.shape, rows.start).act;
-        ffn::to_delta(self.rt(), cx, &layer.down, act, &rows)
+        ffn::to_delta(self.rt(), cx, &layer.dense()?.down, act, &rows)
     }
 
     fn logits(

@@ -1,0 +1,154 @@
+//! Mixtures of experts on two sides: the experts on the CPU, all else on the device, with the CPU's tokens and bits.
+
+use serde_json::Value;
+
+use crate::support::command::{assert_error, json, run, stderr, tandem};
+use crate::support::{margin, rounding};
+use tandem::model::load;
+use tandem::simd::Isa;
+use tandem::tensor::Half;
+
+const FAMILIES: [&str; 5] =
+    ["tiny-qwen3-moe", "tiny-qwen2-moe", "tiny-mixtral", "tiny-olmoe", "tiny-granite-moe"];
+
+fn generate(model: &str, device: &str, more: &[&str]) -> std::process::Output {
+    let home = tempfile::tempdir().unwrap();
+    let args = ["generate", "-m", model, "-n", "6", "--device", device, "hello there"];
+    run(tandem(home.path()).args(args).args(more))
+}
+
+/// Tokens and probabilities.
+fn same(want: &Value, got: &Value, what: &str) {
+    for key in ["tokens", "logprobs"] {
+        assert!(want[key].is_array() && want[key] == got[key], "{what}: not the CPU's {key}");
+    }
+}
+
+#[test]
+fn experts_on_the_cpu_give_the_cpus_bits_whatever_the_device_has() {
+    for family in FAMILIES {
+        let model = format!("synth:{family},dtype=q4_k,seed=2,layers=5");
+        let all = ["--json", "--deterministic", "--logprobs", "20"];
+        let cpu = json(&generate(&model, "cpu", &all));
+        let of = |more: &[&str]| json(&generate(&model, "emulated", &[&all[..], more].concat()));
+        let whole = of(&["--strategy", "cpu-moe"]);
+        same(&cpu, &whole, family);
+        let plan = &whole["plan"];
+        assert_eq!((&plan["strategy"], &plan["device"]), (&"cpu-moe".into(), &"emulated+cpu".into()));
+        let used = plan["memory"]["gpu"]["total"].as_u64().unwrap();
+        let mut blocks = Vec::new();
+        for eighths in [7, 6, 5, 4] {
+            let cap = (used * eighths / 8).to_string();
+            let capped = ["--strategy", "cpu-moe", "--gpu-memory", &cap];
+            let out = generate(&model, "emulated", &[&all[..], &capped].concat());
+            if !out.status.success() {
+                assert_error(&out, 1, "of GPU memory");
+                continue;
+            }
+            let less = json(&out);
+            same(&cpu, &less, &format!("{family} in {cap} bytes"));
+            assert!(less["plan"]["memory"]["gpu"]["total"].as_u64().unwrap() <= used * eighths / 8);
+            blocks.push(less["plan"]["gpu_units"].as_u64().unwrap());
+        }
+        assert!(blocks.len() > 1 && blocks.is_sorted_by(|a, b| a >= b), "{family}: {blocks:?}");
+        let auto = of(&[]);
+        same(&cpu, &auto, family);
+        let candidates = auto["plan"]["predicted"]["candidates"].as_array().unwrap();
+        let names: Vec<_> = candidates.iter().map(|c| c["strategy"].as_str().unwrap()).collect();
+        assert_eq!(names, ["cpu-only", "cpu-moe"]);
+    }
+}
+
+/// Requests that share the engine, with sides of their own for keys and values.
+#[test]
+fn requests_share_an_engine_with_experts_on_the_cpu() {
+    let home = tempfile::tempdir().unwrap();
+    let prompts = home.path().join("prompts.txt");
+    std::fs::write(&prompts, "hello there\nonce upon a time\nwhat is it\n").unwrap();
+    let of = |device: &str, more: &[&str]| {
+        let args = ["generate", "-m", "synth:tiny-qwen3-moe,dtype=q4_k,seed=2", "-n", "6", "--deterministic"];
+        let prompts = ["--device", device, "--json", "--prompts", prompts.to_str().unwrap()];
+        let out = run(tandem(home.path()).args(args).args(prompts).args(more));
+        assert!(out.status.success(), "{}", stderr(&out));
+        let mut answers: Vec<Value> = String::from_utf8(out.stdout)
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap())
+            .filter(|line| line["text"].is_string())
+            .map(|line| line["text"].clone())
+            .collect();
+        answers.sort_by_key(Value::to_string);
+        answers
+    };
+    let cpu = of("cpu", &[]);
+    assert_eq!(cpu.len(), 3);
+    assert_eq!(cpu, of("emulated", &["--strategy", "cpu-moe"]));
+}
+
+#[test]
+fn plan_and_generate_agree_on_experts() {
+    let home = tempfile::tempdir().unwrap();
+    let model = "synth:tiny-qwen2-moe,dtype=q8_0,seed=1,layers=6";
+    let (machine, cap) = ("t4-xeon", "500K");
+    let args = ["plan", "-m", model, "--hardware", machine, "--gpu-memory", cap, "--chunk", "512", "--json"];
+    let out = run(tandem(home.path()).args(args).args(["--prompt-len", "11", "--gen-len", "6"]));
+    assert!(out.status.success(), "{}", stderr(&out));
+    let planned = json(&out);
+    let ran = json(&generate(model, "emulated:t4-xeon", &["--json", "--gpu-memory", cap]));
+    let (name, predicted) = (&ran["plan"]["strategy"], &ran["plan"]["predicted"]);
+    assert_eq!(name, &planned["chosen"]);
+    let candidates = planned["candidates"].as_array().unwrap();
+    let c = candidates.iter().find(|c| &c["strategy"] == name).unwrap();
+    for (a, b) in [
+        (&c["t_prefill_s"], &predicted["t_prefill_s"]),
+        (&c["t_decode_s"], &predicted["t_decode_s"]),
+        (&c["gpu_units"], &ran["plan"]["gpu_units"]),
+    ] {
+        assert!(a.is_number() && a == b, "{planned} {ran}");
+    }
+}
+
+#[test]
+fn strategies_that_compute_experts_on_a_device_are_refused() {
+    let home = tempfile::tempdir().unwrap();
+    let model = "synth:tiny-qwen3-moe,dtype=q4_k,seed=2";
+    let why = "run on the CPU only for now";
+    for more in [
+        &["--strategy", "helm"][..],
+        &["--strategy", "gpu-only"],
+        &["--strategy", "stream"],
+        &["--boundary", "1"],
+        &["--pinned", "1"],
+    ] {
+        assert_error(&generate(model, "emulated", more), 1, why);
+    }
+    let dense = generate("synth:tiny-llama,seed=2", "emulated", &["--strategy", "cpu-moe"]);
+    assert_error(&dense, 1, "--strategy cpu-moe: this model has no experts");
+    let (cpu, auto) = (json(&generate(model, "cpu", &["--json"])), json(&generate(model, "auto", &["--json"])));
+    assert_eq!(cpu["tokens"], auto["tokens"]);
+    // What it takes is planned and described.
+    let seen = json(&run(tandem(home.path()).args(["inspect", model, "--json"])));
+    assert_eq!(seen["experts"], "3 of 8 of width 256, softmax over the chosen");
+    assert!(seen["active_parameters"].as_u64() < seen["parameters"].as_u64());
+}
+
+/// By the GPU's kernels, where they are linked for the host.
+#[test]
+fn kernels_beside_the_cpus_experts_give_the_cpus_tokens() {
+    let model = "synth:tiny-mixtral,dtype=q4_k,seed=2,layers=2";
+    let m = load(model).unwrap();
+    let vocab = m.spec.vocab.to_string();
+    let more = ["--json", "--logprobs", &vocab];
+    let device = ["--strategy", "cpu-moe"];
+    if !cfg!(tandem_emulation) {
+        println!("skipped: the kernels are not linked for the host");
+        return assert_error(&generate(model, "emulated:kernels", &device), 1, "host-emulation");
+    }
+    let cpu = json(&generate(model, "cpu", &more));
+    let report = json(&generate(model, "emulated:kernels", &[&more[..], &device].concat()));
+    assert_eq!(report["plan"]["device"], "emulated:kernels+cpu");
+    let bound = rounding::cpu(&m.spec, Half::BF16, true)
+        + rounding::activations(&m, Isa::best())
+        + rounding::accelerator(&m.spec, Half::BF16, false);
+    assert!(margin::compare(&cpu, &report, m.spec.vocab, bound) > 0, "nothing was compared: choose another seed");
+}
