@@ -32,8 +32,8 @@ pub struct EngineArgs {
     /// emulated:HARDWARE tells the time that a machine of hardware/ would take, like emulated:t4-xeon (docs/hybrid.md).
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub device: Device,
-    /// How CPU and GPU share the work: auto (the fastest, as predicted), cpu-only, gpu-only, greedy, stream, helm or lia
-    /// (docs/hybrid.md); many requests also by fastdecode, neo or apex, and bench --trace by several of these, gpu-only and
+    /// How CPU and GPU share the work: auto (the fastest, as predicted), cpu-only, gpu-only, greedy, stream, helm, lia or,
+    /// of a mixture of experts, cpu-moe (docs/hybrid.md); many requests also by fastdecode, neo or apex, and bench --trace by several of these, gpu-only and
     /// auto (docs/requests.md).
     #[arg(long = "strategy", value_name = "STRATEGY", value_parser = strategy(), value_delimiter = ',', default_value = "auto")]
     pub strategies: Vec<Strategy>,
