@@ -8,8 +8,8 @@ use tandem::model::formats::gguf::Gguf;
 use tandem::model::{LoadedModel, Position, RopePairing, RouterWeights, export_gguf, export_hf_folder, load};
 use tandem::tensor::{Bytes, DType};
 
-const FAMILIES: [&str; 5] =
-    ["tiny-qwen3-moe", "tiny-qwen2-moe", "tiny-mixtral", "tiny-olmoe", "tiny-granite-moe"];
+const FAMILIES: [&str; 6] =
+    ["tiny-qwen3-moe", "tiny-qwen2-moe", "tiny-mixtral", "tiny-olmoe", "tiny-granite-moe", "tiny-gpt-oss"];
 
 fn synth(what: &str) -> LoadedModel {
     load(&format!("synth:{what}")).unwrap()
@@ -160,8 +160,8 @@ fn damaged_experts_in_folders_get_one_sentence() {
         (
             "tiny-mixtral",
             "model_type",
-            json!("gpt_oss"),
-            "`gpt_oss`, which is not supported: its attention sinks",
+            json!("deepseek_v3"),
+            "`deepseek_v3`, which is not supported: attention over compressed keys",
         ),
         (
             "tiny-granite-moe",
@@ -178,7 +178,7 @@ fn damaged_experts_in_folders_get_one_sentence() {
 #[test]
 fn an_architecture_that_is_not_known_is_refused() {
     let bytes = export_gguf(&synth("tiny-qwen3-moe,dtype=q8_0")).unwrap();
-    let bytes = renamed(bytes, "qwen3moe", "gpt-oss!");
+    let bytes = renamed(bytes, "qwen3moe", "qwen9moe");
     let got = loaded(&bytes).map(|_| ()).unwrap_err();
     assert!(matches!(got, Error::Unsupported(_)), "{got}");
     let key = "general.architecture";

@@ -58,8 +58,13 @@ pub(super) struct LayerMatrices {
 
 impl LayerMatrices {
     /// # Errors
-    /// A tensor is missing, or the feed-forward is none that accelerators compute.
+    /// A tensor is missing, or attention or the feed-forward is none that accelerators compute.
     pub fn new(spec: &ModelSpec, block: &Block, weights: &Weights, layer: usize) -> Result<LayerMatrices> {
+        if block.sinks.is_some() {
+            return Err(Error::Unsupported(
+                "attention with sinks: it runs on the CPU only for now; use `device` cpu".into(),
+            ));
+        }
         let ffn = block.ffn.dense()?;
         let dtype = |m: &MatrixSpec| tensor(weights, &m.tensor(layer, "weight")).map(|t| t.dtype);
         let mut qkv: Vec<(DType, Matrix)> = Vec::new();
