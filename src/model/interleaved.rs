@@ -315,6 +315,78 @@ mod tests {
         assert_eq!(dequantise(&t), want);
     }
 
+    fn raw(shape: &[usize]) -> Raw {
+        Raw { shape: shape.to_vec(), data: Bytes::copy_of(&vec![121; shape.iter().product()]) }
+    }
+
+    fn floats(shape: &[usize]) -> Tensor {
+        let bytes = vec![0; 2 * shape.iter().product::<usize>()];
+        Tensor::new(DType::BF16, shape.to_vec(), Bytes::copy_of(&bytes)).unwrap()
+    }
+
+    /// What comes of these tensors of the second layer's experts in a model of 8 experts of width 256.
+    fn of(tensors: &[(&str, &[usize])], bytes: &[(&str, &[usize])]) -> Result<Vec<(String, Tensor)>> {
+        let spec = crate::model::synth::spec("tiny-gpt-oss").unwrap();
+        let family = arch::by_name("gpt-oss").unwrap();
+        let name = |n: &str| format!("model.layers.1.mlp.experts.{n}");
+        let all = Contents {
+            tensors: tensors.iter().map(|(n, shape)| (name(n), floats(shape))).collect(),
+            raw: bytes.iter().map(|(n, shape)| (name(n), raw(shape))).collect(),
+        };
+        rearranged(family, &spec, all).map(|(_, made)| made)
+    }
+
+    #[test]
+    fn stacks_get_the_names_and_shapes_of_gguf() {
+        let (blocks, scales) = ("gate_up_proj_blocks", "gate_up_proj_scales");
+        for shape in [&[8, 512, 8, 16][..], &[8, 512, 128]] {
+            let made =
+                of(&[("down_proj_bias", &[8, 256])], &[(blocks, shape), (scales, &[8, 512, 8])]).unwrap();
+            let seen: Vec<_> = made.iter().map(|(n, t)| (n.as_str(), t.dtype, &t.shape[..])).collect();
+            let want: [(&str, DType, &[usize]); 3] = [
+                ("blk.1.ffn_down_exps.bias", DType::BF16, &[8, 256]),
+                ("blk.1.ffn_gate_exps.weight", DType::MXFP4, &[8, 256, 256]),
+                ("blk.1.ffn_up_exps.weight", DType::MXFP4, &[8, 256, 256]),
+            ];
+            assert_eq!(seen, want);
+        }
+    }
+
+    #[test]
+    fn damaged_stacks_get_one_sentence() {
+        let (blocks, scales) = ("down_proj_blocks", "down_proj_scales");
+        let whole: &[usize] = &[8, 256, 8, 16];
+        let both = |b, s| of(&[], &[(blocks, b), (scales, s)]);
+        for (got, want) in [
+            (
+                both(whole, &[8, 256, 7]),
+                "down_proj_scales: shape [8, 256, 7], config.json implies [8, 256, 8] (8 experts)",
+            ),
+            (
+                both(&[7, 256, 8, 16], &[8, 256, 8]),
+                "down_proj_blocks: shape [7, 256, 8, 16], config.json implies",
+            ),
+            (both(&[8, 256, 8, 15], &[8, 256, 8]), "down_proj_blocks: shape [8, 256, 8, 15]"),
+            (of(&[], &[(blocks, whole)]), "down_proj_scales: missing beside"),
+            (of(&[], &[(scales, &[8, 256, 8])]), "down_proj_blocks: missing beside"),
+            (
+                of(&[("down_proj", &[8, 256, 256])], &[(blocks, whole), (scales, &[8, 256, 8])]),
+                "a second tensor for the same experts",
+            ),
+            (
+                of(&[("gate_up_proj", &[8, 512, 256])], &[]),
+                "gate_up_proj: shape [8, 512, 256], config.json implies [8, 256, 512]",
+            ),
+            (
+                of(&[("gate_up_proj_bias", &[8, 256])], &[]),
+                "gate_up_proj_bias: shape [8, 256], config.json implies [8, 512]",
+            ),
+        ] {
+            let got = got.map(|_| ()).expect_err(want).to_string();
+            assert!(got.contains(want) && !got.contains('\n'), "{got:?} does not say {want:?}");
+        }
+    }
+
     #[test]
     fn columns_that_alternate_become_rows() {
         // Two parts of 70 rows and 130 columns: more than a square of each.

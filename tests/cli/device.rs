@@ -65,6 +65,29 @@ fn experts_are_refused_by_devices_and_run_on_the_cpu() {
     assert!(seen["active_parameters"].as_u64() < seen["parameters"].as_u64());
 }
 
+/// Devices compute no sinks either: no placement drops them.
+#[test]
+fn sinks_are_refused_by_devices_and_run_on_the_cpu() {
+    let home = home();
+    let model = "synth:tiny-gpt-oss,experts=mxfp4,seed=2";
+    let generate = |device: &str, more: &[&str]| {
+        let args = ["generate", "-m", model, "-n", "4", "--device", device, "hello there"];
+        run(tandem(home.path()).args(args).args(more))
+    };
+    let why = "attention with sinks: it runs on the CPU only for now";
+    assert_error(&generate("emulated", &[]), 1, why);
+    for strategy in ["helm", "lia", "stream"] {
+        assert_error(&generate("emulated", &["--strategy", strategy]), 1, why);
+    }
+    let (cpu, auto) = (json(&generate("cpu", &["--json"])), json(&generate("auto", &["--json"])));
+    assert_eq!(cpu["tokens"], auto["tokens"]);
+    assert_eq!(auto["plan"]["device"], "cpu");
+    let seen = json(&run(tandem(home.path()).args(["inspect", model, "--json"])));
+    assert_eq!(seen["attn_sinks"], true);
+    assert_eq!(seen["experts"], "3 of 8 of width 256, softmax over the chosen");
+    assert!(seen["bytes_by_dtype"]["mxfp4"].as_u64() > Some(0), "{seen}");
+}
+
 /// A build of the tests links the kernels for the host into the program; `emulated` runs none of them all the same.
 #[test]
 fn what_emulated_does_is_the_same_in_every_build() {
