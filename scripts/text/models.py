@@ -57,6 +57,8 @@ PROMPTS = ["The quick brown fox", "It was the best of times, it was the worst of
 TOKENS = 6
 # Keys and values have 16 bits here and 32 there.
 CLOSE = 0.06
+# Inputs of quantised experts are int8 here in every tier but `reference`, which is within CLOSE.
+CLOSE_QUANTISED = 0.25
 
 
 def run(tandem, report, folder, args):
@@ -79,7 +81,7 @@ def run(tandem, report, folder, args):
                 report.skip(f"{name}, GGUF", "no gguf")
                 continue
             to_gguf(path + ".gguf", path, model, kind)
-            report.compare(f"{name}, GGUF", version("transformers"), pairs(tandem, path + ".gguf", model, tokenizer))
+            report.compare(f"{name}, GGUF", version("transformers"), pairs(tandem, path + ".gguf", model, tokenizer, CLOSE_QUANTISED if kind == "gpt_oss" else CLOSE))
 
 
 def make(path, kind, own):
@@ -123,7 +125,7 @@ def mxfp4(stack):
     return blocks, gguf.quants.dequantize(blocks, kind)
 
 
-def pairs(tandem, path, model, tokenizer):
+def pairs(tandem, path, model, tokenizer, close=CLOSE):
     import torch
 
     for prompt in PROMPTS:
@@ -146,7 +148,7 @@ def pairs(tandem, path, model, tokenizer):
                 d = abs(p - q) if max(p, q) > math.log(1e-4) else 0.0
                 if d > worst:
                     worst, at = d, (i, token, p, q)
-        ok = worst <= CLOSE and got["prompt_tokens"] == len(ids)
+        ok = worst <= close and got["prompt_tokens"] == len(ids)
         yield f"{len(ids)} tokens and {TOKENS}", "close" if ok else f"{worst:.3f} apart (step, token, ours, theirs: {at})", "close"
 
 

@@ -49,6 +49,13 @@ pub fn load(dir: &Path) -> Result<LoadedModel> {
         true => interleaved::rearranged(family, &spec, all)?,
         false => (all.tensors, Vec::new()),
     };
+    let copied: usize = stacks.iter().map(|(_, t)| t.data.len()).sum();
+    if copied > 0 {
+        notes.push(format!(
+            "experts are rearranged in memory, {:.1} GiB beside the weights as they are computed; a GGUF file needs no such copy",
+            copied as f64 / (1u64 << 30) as f64
+        ));
+    }
     let mut weights = Weights::default();
     for (name, t) in canonical(family, &mut spec, all, stacks, &mut notes)? {
         weights.insert(name, t);
