@@ -92,6 +92,7 @@ fn elementwise(c: &mut Criterion) {
         for (name, run) in [
             ("silu_mul", Kernels::silu_mul_inplace as fn(&Kernels, &mut [f32], &[f32])),
             ("gelu_tanh_mul", Kernels::gelu_tanh_mul_inplace),
+            ("clamped_swiglu", Kernels::clamped_swiglu_inplace),
         ] {
             tiers(c, name, model, 20 * ff, ff, &|k, out| {
                 out.copy_from_slice(&up);

@@ -50,6 +50,7 @@ fn activations_take_what_the_dry_run_says() {
         "tiny-qwen3,dtype=q8_0",
         "tiny-qwen3-moe,dtype=q8_0",
         "tiny-qwen2-moe,dtype=bf16",
+        "tiny-gpt-oss,dtype=bf16,experts=mxfp4",
     ] {
         let m = load(&format!("synth:{name},seed=3")).unwrap();
         for isa in models::tiers().into_iter().filter(|&i| i > Isa::Reference) {

@@ -6,8 +6,10 @@ use tandem::model::formats::safetensors;
 use tandem::tensor::Bytes;
 
 fuzz_target!(|data: &[u8]| {
-    if let Ok(tensors) = safetensors::parse(&Bytes::copy_of(data), &|name| name.starts_with("skip")) {
-        let total: usize = tensors.iter().map(|(_, t)| t.data.len()).sum();
+    let (skip, raw) = (|name: &str| name.starts_with("skip"), |name: &str| name.starts_with("raw"));
+    if let Ok(found) = safetensors::parse(&Bytes::copy_of(data), &skip, &raw) {
+        let floats = found.tensors.iter().map(|(_, t)| t.data.len());
+        let total: usize = floats.chain(found.raw.iter().map(|(_, r)| r.data.len())).sum();
         assert!(total <= data.len(), "tensors overlap: {total} bytes of {}", data.len());
     }
 });

@@ -101,8 +101,9 @@ class Tandem:
     def __init__(self, program):
         self.program = program
 
-    def run(self, *args, stdin=None):
-        done = subprocess.run([self.program, *args], input=stdin, capture_output=True, timeout=120)
+    def run(self, *args, stdin=None, env=()):
+        env = {**os.environ, **dict(env)}
+        done = subprocess.run([self.program, *args], input=stdin, capture_output=True, timeout=120, env=env)
         if done.returncode:
             return None, done.stderr.decode(errors="replace").strip()
         return done.stdout.decode(), None

@@ -46,6 +46,10 @@ MODELS = {
     "Phi-3, longrope": ("phi3", {"rope": dict(LONG, partial_rotary_factor=1.0), "original_max_position_embeddings": 64}),
     "Mistral 3 text": ("ministral3", {"head_dim": 16, "rope": dict(YARN, llama_4_scaling_beta=0.1)}),
     "OPT": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    # Its experts are MXFP4 in the GGUF file, and what these are worth in the folder. A ramp of YaRN between whole pairs.
+    "gpt-oss": ("gpt_oss", {
+        "head_dim": 16, "sliding_window": 32, "num_local_experts": 8, "num_experts_per_tok": 3,
+        "rope": dict(YARN, beta_fast=4.0, beta_slow=1.0, truncate=False)}),
 }
 
 # Shorter and longer than the first context of the scalings.
@@ -75,7 +79,7 @@ def run(tandem, report, folder, args):
                 report.skip(f"{name}, GGUF", "no gguf")
                 continue
             to_gguf(path + ".gguf", path, model, kind)
-            report.compare(f"{name}, GGUF", version("transformers"), pairs(tandem, path + ".gguf", model, tokenizer))
+            report.compare(f"{name}, GGUF", version("transformers"), pairs(tandem, path + ".gguf", model, tokenizer, kind == "gpt_oss"))
 
 
 def make(path, kind, own):
@@ -97,6 +101,10 @@ def make(path, kind, own):
         for name, p in model.named_parameters():
             if p.dim() == 1:
                 p.add_(torch.tensor(draw.standard_normal(p.shape) * 0.1, dtype=p.dtype))
+            if ".experts." in name and name.endswith("_bias"):
+                p.add_(torch.tensor(draw.standard_normal(p.shape) * 0.1, dtype=p.dtype))
+            elif kind == "gpt_oss" and ".experts." in name:
+                p.copy_(torch.tensor(mxfp4(p)[1]).transpose(1, 2))
     model.save_pretrained(path)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     t = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
@@ -106,12 +114,25 @@ def make(path, kind, own):
     return path, model, t
 
 
-def pairs(tandem, path, model, tokenizer):
+def mxfp4(stack):
+    """A stack of experts as transformers has it, [E, columns, rows]: the blocks of its rows, and what they are worth."""
+    import gguf
+
+    kind = gguf.GGMLQuantizationType.MXFP4
+    blocks = gguf.quants.quantize(stack.detach().numpy().transpose(0, 2, 1).copy(), kind)
+    return blocks, gguf.quants.dequantize(blocks, kind)
+
+
+def pairs(tandem, path, model, tokenizer, quantised=False):
     import torch
+
+    # Other tiers round the inputs of quantised matrices to int8, which may choose another expert.
+    tier = {"TANDEM_ISA": "reference"} if quantised else {}
 
     for prompt in PROMPTS:
         out, error = tandem.run(
-            "generate", "-m", path, "--raw", "--json", "--temp", "0", "--logprobs", "1000", "-n", str(TOKENS), prompt)
+            "generate", "-m", path, "--raw", "--json", "--temp", "0", "--logprobs", "1000", "-n", str(TOKENS), prompt,
+            env=tier)
         if error:
             yield prompt, error, "an answer"
             continue
@@ -140,6 +161,7 @@ GGUF = {
     "llama": ("LLAMA", True, False), "mistral": ("LLAMA", True, False), "qwen2": ("QWEN2", False, False), "qwen3": ("QWEN3", False, False),
     "gemma2": ("GEMMA2", False, True), "gemma3_text": ("GEMMA3", False, True), "phi3": ("PHI3", False, False),
     "granite": ("GRANITE", True, False), "olmo2": ("OLMO2", False, False), "ministral3": ("MISTRAL3", True, False),
+    "gpt_oss": ("GPT_OSS", False, False),
 }
 # A GGUF file of these cannot say what they need, or llama.cpp's converter has no key for it.
 NO_GGUF = {"Mistral", "Qwen 2, windows", "Llama, dynamic", "Gemma 3, both scaled", "Llama, yarn, not truncated", "Llama, yarn with mscale"}
@@ -170,8 +192,12 @@ def to_gguf(path, folder, model, kind):
     w.add_rope_dimension_count(int(head * partial))
     full = rope.get("full_attention", rope)
     w.add_rope_freq_base(full["rope_theta"])
-    if kind in ("gemma2", "gemma3_text"):
+    if kind in ("gemma2", "gemma3_text", "gpt_oss"):
         w.add_sliding_window(c.sliding_window)
+    if kind == "gpt_oss":
+        w.add_expert_feed_forward_length(c.intermediate_size)
+        w.add_expert_count(c.num_local_experts)
+        w.add_expert_used_count(c.num_experts_per_tok)
     if kind == "gemma2":
         w.add_attn_logit_softcapping(c.attn_logit_softcapping)
         w.add_final_logit_softcapping(c.final_logit_softcapping)
@@ -216,6 +242,10 @@ def to_gguf(path, folder, model, kind):
         data = tensor.detach().numpy()
         if hf == "lm_head.weight" and c.tie_word_embeddings:
             continue
+        if kind == "gpt_oss" and (hf.endswith(".sinks") or ".experts." in hf):
+            for own, data, dtype in of_gpt_oss(hf, tensor):
+                w.add_tensor(names.get_name(own, try_suffixes=(".weight", ".bias")), data, raw_dtype=dtype)
+            continue
         to = names.get_name(hf, try_suffixes=(".weight", ".bias"))
         if permuted and (".q_proj." in hf or ".k_proj." in hf):
             n = heads if ".q_proj." in hf else kv
@@ -227,6 +257,21 @@ def to_gguf(path, folder, model, kind):
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
     w.close()
+
+
+def of_gpt_oss(hf, tensor):
+    """The tensors of a sink, or of a stack in which gates and first matrices alternate: a name, values, and their type."""
+    import gguf
+    import numpy
+
+    if hf.endswith(".sinks"):
+        yield hf + ".weight", tensor.detach().numpy(), None
+        return
+    stem, bias = hf.removesuffix("_bias"), hf.endswith("_bias")
+    data, dtype = (tensor.detach().numpy(), None) if bias else (mxfp4(tensor)[0], gguf.GGMLQuantizationType.MXFP4)
+    for part, rows in ((("gate", slice(0, None, 2)), ("up", slice(1, None, 2))) if "gate_up" in stem else (("down", slice(None)),)):
+        name = stem.replace("gate_up_proj", f"{part}_proj")
+        yield name + (".bias" if bias else ".weight"), numpy.ascontiguousarray(data[:, rows]), dtype
 
 
 def llama3_factors(rope, head):

@@ -82,7 +82,8 @@ fn text(report: &Report) -> String {
         let active = d.active_parameters as f64 / 1e6;
         row("experts", format!("{}; {active:.1} M parameters a token", d.experts));
     }
-    row("heads", format!("{} query, {} key/value, of {} elements", d.heads, d.kv_heads, d.head_dim));
+    let sinks = if d.attn_sinks { ", each with a sink" } else { "" };
+    row("heads", format!("{} query{sinks}, {} key/value, of {} elements", d.heads, d.kv_heads, d.head_dim));
     let head = if d.tied_head { "output head tied to the embedding" } else { "output head of its own" };
     row("vocabulary", format!("{}, {head}", d.vocab));
     row("position", d.position.clone());

@@ -28,6 +28,8 @@ pub struct Layer {
     pub(super) v: Linear,
     pub(super) q_norm: Option<Vec<f32>>,
     pub(super) k_norm: Option<Vec<f32>>,
+    /// A logit for each head.
+    pub(super) sinks: Option<Vec<f32>>,
     pub(super) o: Linear,
     pub(super) post_attn: Option<Vec<f32>>,
     pub(super) ffn_norm: Option<NormWeight>,
@@ -144,7 +146,8 @@ impl Prepared {
         let floats = |name: &str, rows: usize| -> Result<Linear> {
             let t = weights.get(name).ok_or_else(|| Error::format(name, "missing from the model"))?;
             let tensor = Tensor { shape: vec![rows, d], ..in_f32(t)? };
-            Ok(Linear::from_rows(arena.placed(&tensor)?, isa))
+            let bias = weights.floats(&name.replace(".weight", ".bias"), rows)?;
+            Ok(Linear::from_rows(arena.placed(&tensor)?, isa).with_bias(bias))
         };
         let mixture = |layer: usize, of: &model::Mixture, used: usize| -> Result<Mixture> {
             let shared = of.shared.as_ref().map(|(shared, gate)| -> Result<Shared> {
@@ -170,6 +173,7 @@ impl Prepared {
         };
         let [q_norm, k_norm] = spec.qk_norm_widths().map_or([None; 2], |widths| widths.map(Some));
         let post_norm = spec.post_norms.then_some(d);
+        let sinks = spec.sinks.then_some(spec.n_heads);
         let layers = (0..spec.n_layers)
             .map(|i| {
                 let name = |s: &str| format!("blk.{i}.{s}");
@@ -200,6 +204,7 @@ impl Prepared {
                     v: lin(i, &block.v)?.with_fine_activations(),
                     q_norm: vector("attn_q_norm.weight", q_norm)?,
                     k_norm: vector("attn_k_norm.weight", k_norm)?,
+                    sinks: vector("attn_sinks.weight", sinks)?,
                     o: lin(i, &block.o)?,
                     post_attn: vector("post_attention_norm.weight", post_norm)?,
                     ffn_norm: spec.pre_norms.then(|| norm(&name("ffn_norm"))).transpose()?,

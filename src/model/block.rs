@@ -18,6 +18,8 @@ pub struct Block {
     pub q_norm: Option<NormSpec>,
     /// Norm of the keys.
     pub k_norm: Option<NormSpec>,
+    /// A logit for each head.
+    pub sinks: Option<NormSpec>,
     /// Out-projection.
     pub o: MatrixSpec,
     /// Norm of attention's output before it is added.
@@ -97,7 +99,7 @@ impl MatrixSpec {
     }
 }
 
-/// The weights of a norm, or of a gate with one output.
+/// The weights of a norm, of a gate with one output, or the sinks of all heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NormSpec {
     /// `attn_norm`: the tensors are `blk.{i}.attn_norm.weight` and `.bias`.
@@ -146,7 +148,8 @@ impl Block {
             v: matrix("attn_v", kv, d, spec.qkv_bias),
             q_norm,
             k_norm,
-            o: matrix("attn_output", d, q, layer_norm),
+            sinks: spec.sinks.then_some(NormSpec { name: "attn_sinks", width: spec.n_heads, bias: false }),
+            o: matrix("attn_output", d, q, spec.o_bias),
             post_attn: post("post_attention_norm"),
             ffn_norm: pre("ffn_norm"),
             ffn: match spec.experts_of(layer) {
@@ -173,7 +176,7 @@ impl Block {
 
     /// Its norms and other vectors, in the order of their use.
     pub fn norms(&self) -> impl Iterator<Item = &NormSpec> {
-        let Block { attn_norm, q_norm, k_norm, post_attn, ffn_norm, ffn, post_ffn, .. } = self;
+        let Block { attn_norm, q_norm, k_norm, sinks, post_attn, ffn_norm, ffn, post_ffn, .. } = self;
         let gate = match ffn {
             FeedForward::Experts(mixture) => mixture.shared.as_ref().map(|(_, gate)| gate),
             FeedForward::Dense(_) => None,
@@ -182,6 +185,7 @@ impl Block {
             attn_norm.as_ref(),
             q_norm.as_ref(),
             k_norm.as_ref(),
+            sinks.as_ref(),
             post_attn.as_ref(),
             ffn_norm.as_ref(),
             gate,
@@ -202,7 +206,8 @@ impl Mlp {
 impl Mixture {
     fn of(spec: &ModelSpec, experts: &Experts) -> Mixture {
         let d = spec.d_model;
-        let matrix = |name, expert, rows, cols| MatrixSpec { name, expert, rows, cols, bias: Bias::Never };
+        let bias = if experts.biases { Bias::Required } else { Bias::Never };
+        let matrix = |name, expert, rows, cols| MatrixSpec { name, expert, rows, cols, bias };
         let mlp = |[gate, up, down]: [&'static str; 3], expert, ff| Mlp {
             gate: spec.gated().then(|| matrix(gate, expert, ff, d)),
             up: matrix(up, expert, ff, d),

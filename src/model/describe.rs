@@ -49,6 +49,8 @@ pub struct Description {
     pub norms: String,
     /// tanh soft-cap of attention's scores.
     pub attn_softcap: Option<f32>,
+    /// Each head has a sink: a logit of the softmax without a value.
+    pub attn_sinks: bool,
     /// tanh soft-cap of the logits.
     pub logit_softcap: Option<f32>,
     /// The output head is the embedding.
@@ -135,6 +137,7 @@ pub fn describe(m: &LoadedModel) -> Description {
         position,
         norms: norms(s),
         attn_softcap: s.attn_softcap,
+        attn_sinks: s.sinks,
         logit_softcap: s.logit_softcap,
         tied_head: s.tied_head,
         parameters,
@@ -167,7 +170,8 @@ fn unused_by_a_token(s: &ModelSpec) -> u64 {
     let Some(e) = &s.experts else { return 0 };
     let matrices = if s.gated() { 3 } else { 2 };
     let layers = e.layers.iter().filter(|&&l| l).count();
-    (layers * (e.count - e.used) * matrices * e.d_ff * s.d_model) as u64
+    let biases = if e.biases { (matrices - 1) * e.d_ff + s.d_model } else { 0 };
+    (layers * (e.count - e.used) * (matrices * e.d_ff * s.d_model + biases)) as u64
 }
 
 /// Where a model has norms.

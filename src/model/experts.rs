@@ -17,6 +17,8 @@ pub struct Experts {
     pub d_ff: usize,
     /// Width of an expert that every row uses besides, its output multiplied by a sigmoid gate (Qwen2-MoE).
     pub shared: Option<usize>,
+    /// Whether the router and the matrices of experts have biases (gpt-oss).
+    pub biases: bool,
     /// The factors of the chosen experts' outputs.
     pub weights: RouterWeights,
     /// For each layer, whether it has experts.
@@ -88,7 +90,7 @@ mod tests {
 
     fn experts(count: usize, used: usize) -> Experts {
         let weights = RouterWeights::OfChosen;
-        Experts { count, used, d_ff: 64, shared: None, weights, layers: vec![true; 2] }
+        Experts { count, used, d_ff: 64, shared: None, biases: false, weights, layers: vec![true; 2] }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use serde_json::{Value as Json, json};
 use super::arch::{self, Family};
 use super::block::{expert_tensor_name, tensor_name};
 use super::formats::gguf::{Gguf, Metadata, PartName, Value, metadata_of_part, write};
+use super::interleaved;
 use super::spec::{Position, Rope, RopePairing, RopeScaling, RouterWeights};
 use super::stacks::{SHARED_GATE, STACKS, in_block, of_expert};
 use super::{LoadedModel, ModelSpec, Weights};
@@ -48,7 +49,12 @@ pub fn export_hf_folder(m: &LoadedModel, dir: &Path, dtype: DType, shards: usize
         if in_block(&name).is_some_and(|(_, stem, _)| stem == SHARED_GATE) {
             shape.insert(0, 1);
         }
-        views.push((hf, HfView { spec: &m.spec, parts, shape, dtype, minus_one }));
+        let hf = if family.habits.hf_interleaves { interleaved::without_kind(&hf) } else { hf };
+        let alternate = stack_parts(&name).filter(|_| family.habits.hf_interleaves);
+        if alternate.is_some() {
+            shape[1..].reverse();
+        }
+        views.push((hf, HfView { spec: &m.spec, parts, shape, dtype, minus_one, alternate }));
     }
     let per_shard = views.len().div_ceil(shards);
     let (mut map, mut total) = (BTreeMap::new(), 0);
@@ -114,20 +120,20 @@ fn stacked<'a>(
 ) -> Vec<(String, Vec<(&'a str, &'a Tensor)>)> {
     let mut out = Vec::new();
     for (name, of) in tensors {
-        let expert = in_block(&name).and_then(|(layer, stem, _)| Some((layer, of_expert(stem)?)));
+        let expert = in_block(&name).and_then(|(layer, stem, kind)| Some(((layer, kind), of_expert(stem)?)));
         let stack = expert.and_then(|(_, (part, _))| {
             STACKS.iter().find(|(stack, parts)| has(stack) && parts.contains(&part))
         });
-        let (Some((layer, (part, expert))), Some((stack, parts))) = (expert, stack) else {
+        let (Some(((layer, kind), (part, expert))), Some((stack, parts))) = (expert, stack) else {
             out.push((name, of));
             continue;
         };
         if (part, expert) != (parts[0], 0) {
             continue;
         }
-        let each = (0..).flat_map(|e| parts.iter().map(move |p| expert_tensor_name(layer, p, e, "weight")));
+        let each = (0..).flat_map(|e| parts.iter().map(move |p| expert_tensor_name(layer, p, e, kind)));
         let all = each.map_while(|name| weights.entry(&name));
-        out.push((tensor_name(layer, stack, "weight"), all.collect()));
+        out.push((tensor_name(layer, stack, kind), all.collect()));
     }
     out
 }
@@ -136,11 +142,17 @@ fn stacked<'a>(
 fn shape_of(spec: &ModelSpec, name: &str, parts: &[(&str, &Tensor)]) -> Vec<usize> {
     let mut shape = parts[0].1.shape.clone();
     shape[0] = parts.iter().map(|(_, t)| t.shape[0]).sum();
-    let is_stack = in_block(name).is_some_and(|(_, stem, _)| STACKS.iter().any(|(stack, _)| *stack == stem));
-    if let Some(experts) = spec.experts.as_ref().filter(|_| is_stack) {
-        shape = vec![experts.count, shape[0] / experts.count, shape[1]];
+    if let Some(experts) = spec.experts.as_ref().filter(|_| stack_parts(name).is_some()) {
+        shape[0] /= experts.count;
+        shape.insert(0, experts.count);
     }
     shape
+}
+
+/// How many matrices of each expert are in a stack; `None` for what is no stack.
+fn stack_parts(name: &str) -> Option<usize> {
+    let (_, stem, _) = in_block(name)?;
+    STACKS.iter().find(|(stack, _)| *stack == stem).map(|(_, parts)| parts.len())
 }
 
 /// Writes what [`export_gguf`] makes as `NAME-00001-of-0000N.gguf` and so on in `dir`, N being `count`, and gives the path of
@@ -169,6 +181,8 @@ struct HfView<'a> {
     shape: Vec<usize>,
     dtype: DType,
     minus_one: bool,
+    /// That so many parts at a time alternate, and are transposed ([`interleaved`]).
+    alternate: Option<usize>,
 }
 
 impl View for HfView<'_> {
@@ -189,6 +203,18 @@ impl View for HfView<'_> {
                 Some(heads) => x.extend(dequantise(&permute_rows(tensor, heads, false))),
                 None => x.extend(dequantise(tensor)),
             }
+        }
+        if let Some(n) = self.alternate {
+            let rows = self.parts[0].1.shape[0];
+            let cols = self.parts[0].1.shape.get(1).copied().unwrap_or(1);
+            let experts = x.chunks_exact(n * rows * cols);
+            let columns = experts.flat_map(|x| {
+                (0..cols * rows * n).map(move |i| (i / (rows * n), i / n % rows, i % n)).map(
+                    // Column c of row r of part p.
+                    move |(c, r, p)| x[(p * rows + r) * cols + c],
+                )
+            });
+            x = columns.collect();
         }
         if self.minus_one {
             x.iter_mut().for_each(|x| *x -= 1.0);
@@ -314,8 +340,9 @@ pub fn export_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
             RopeScaling::Factors(_) | RopeScaling::Llama3 { .. } => {
                 vector("rope_freqs.weight", &RopeTable::factors(r)?)?;
             }
-            RopeScaling::Yarn { truncate: false, .. } => {
-                return unsupported("yarn scaling without truncation");
+            RopeScaling::Yarn { truncate, .. } if *truncate != family.habits.gguf_yarn_truncates => {
+                let kind = if *truncate { "with" } else { "without" };
+                return unsupported(&format!("yarn scaling {kind} truncation"));
             }
             &RopeScaling::Yarn {
                 factor, original_context, beta_fast, beta_slow, attention_factor, ..
@@ -403,7 +430,11 @@ pub fn export_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
             .collect();
         // Here the fused matrix has the name of the one it begins in other families.
         let whole = Tensor { shape, ..joined(&name, parts)? };
-        tensors.push((name.replace("ffn_gate_up", "ffn_up"), whole));
+        let own = in_block(&name).and_then(|(layer, stem, kind)| {
+            let (_, gguf) = family.habits.gguf_names.iter().find(|(canonical, _)| *canonical == stem)?;
+            Some(tensor_name(layer, gguf, kind))
+        });
+        tensors.push((own.unwrap_or_else(|| name.replace("ffn_gate_up", "ffn_up")), whole));
     }
     tensors.extend(extra.into_iter().map(|(name, t)| (name.to_owned(), t)));
     Ok(write::to_bytes(&meta, tensors.iter().map(|(n, t)| (n.as_str(), t))))

@@ -8,8 +8,10 @@ use serde_json::Value as Json;
 use super::arch::{self, Family, HfConfig};
 use super::check::MAX_LAYERS;
 use super::formats::guise::guise;
-use super::formats::{Files, in_file, map_file, safetensors};
+use super::formats::safetensors::{self, Contents};
+use super::formats::{Files, in_file, map_file};
 use super::fused::split_fused;
+use super::interleaved;
 use super::stacks::split_stacks;
 use super::vectors::{f32_tensor, vectors_to_f32};
 use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, validate};
@@ -40,11 +42,22 @@ pub fn load(dir: &Path) -> Result<LoadedModel> {
     // A multimodal configuration that is silent ties the head, whatever its text part says, unless there is a head.
     let silent = config.get("text_config").is_some() && config.get("tie_word_embeddings").is_none();
     let is_head = |name: &str| arch::canonical_name(family.names, name).as_deref() == Some("output.weight");
-    if silent && !all.iter().any(|(name, _)| is_head(name)) {
+    if silent && !all.tensors.iter().any(|(name, _)| is_head(name)) {
         spec.tied_head = true;
     }
+    let (all, stacks) = match family.habits.hf_interleaves {
+        true => interleaved::rearranged(family, &spec, all)?,
+        false => (all.tensors, Vec::new()),
+    };
+    let copied: usize = stacks.iter().map(|(_, t)| t.data.len()).sum();
+    if copied > 0 {
+        notes.push(format!(
+            "experts are rearranged in memory, {:.1} GiB beside the weights as they are computed; a GGUF file needs no such copy",
+            copied as f64 / (1u64 << 30) as f64
+        ));
+    }
     let mut weights = Weights::default();
-    for (name, t) in canonical(family, &mut spec, all, &mut notes)? {
+    for (name, t) in canonical(family, &mut spec, all, stacks, &mut notes)? {
         weights.insert(name, t);
     }
     validate(&spec, &weights).map_err(|e| in_hf_names(family, e))?;
@@ -115,8 +128,9 @@ pub fn hf_spec(config: &Json) -> Result<(&'static Family, ModelSpec)> {
         Error::format("config.json: model_type", "missing; is this a model's configuration?")
     })?;
     let family = arch::of_hf(model_type)?;
-    if let Some(q) = config.get("quantization_config").filter(|q| !q.is_null()) {
-        let method = q.get("quant_method").and_then(Json::as_str).unwrap_or("unnamed");
+    let quantised = config.get("quantization_config").filter(|q| !q.is_null());
+    let method = quantised.map(|q| q.get("quant_method").and_then(Json::as_str).unwrap_or("unnamed"));
+    if let Some(method) = method.filter(|&m| m != "mxfp4" || !family.habits.hf_interleaves) {
         return Err(Error::Unsupported(format!(
             "config.json: weights quantised by `{method}`; f32, f16 and bf16 folders and GGUF files are supported"
         )));
@@ -157,8 +171,13 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// All tensors under their own names: of the one file, or of the shards that an index lists. As in `transformers`, the one file
 /// comes first: an index beside it is usually what is left of an older upload.
-fn tensors(dir: &Path, family: &Family, notes: &mut Vec<String>) -> Result<(Vec<(String, Tensor)>, Files)> {
-    let skip = |name: &str| arch::canonical_name(family.names, name).is_none();
+fn tensors(dir: &Path, family: &Family, notes: &mut Vec<String>) -> Result<(Contents, Files)> {
+    let interleaves = family.habits.hf_interleaves;
+    let skip = |name: &str| {
+        let name = if interleaves { interleaved::with_kind(name) } else { name.to_owned() };
+        arch::canonical_name(family.names, &name).is_none()
+    };
+    let raw = |name: &str| interleaves && interleaved::is_raw(name);
     let (one, index_path) = (dir.join(WHOLE), dir.join(INDEX));
     if one.exists() {
         if index_path.exists()
@@ -167,7 +186,7 @@ fn tensors(dir: &Path, family: &Family, notes: &mut Vec<String>) -> Result<(Vec<
             notes.push(format!("{INDEX} is ignored: {WHOLE} beside it holds a whole model"));
         }
         let bytes = map_file(&one)?;
-        let all = safetensors::parse(&bytes, &skip).map_err(|e| in_file(&one, e))?;
+        let all = safetensors::parse(&bytes, &skip, &raw).map_err(|e| in_file(&one, e))?;
         return Ok((all, Files { count: 1, bytes: bytes.len() as u64 }));
     }
     let Some(index) = json(&index_path)? else {
@@ -188,7 +207,7 @@ fn tensors(dir: &Path, family: &Family, notes: &mut Vec<String>) -> Result<(Vec<
         shards.entry(file).or_default().insert(tensor);
     }
     let total = shards.len();
-    let (mut all, mut files) = (Vec::new(), Files::default());
+    let (mut all, mut files) = (Contents::default(), Files::default());
     for (file, names) in shards {
         let path = dir.join(file);
         if !path.exists() {
@@ -199,9 +218,10 @@ fn tensors(dir: &Path, family: &Family, notes: &mut Vec<String>) -> Result<(Vec<
         }
         // A shard may hold more than the index lists; the index decides.
         let bytes = map_file(&path)?;
-        let found = safetensors::parse(&bytes, &skip).map_err(|e| in_file(&path, e))?;
+        let found = safetensors::parse(&bytes, &skip, &raw).map_err(|e| in_file(&path, e))?;
         (files.count, files.bytes) = (files.count + 1, files.bytes + bytes.len() as u64);
-        all.extend(found.into_iter().filter(|(n, _)| names.contains(n.as_str())));
+        all.tensors.extend(found.tensors.into_iter().filter(|(n, _)| names.contains(n.as_str())));
+        all.raw.extend(found.raw.into_iter().filter(|(n, _)| names.contains(n.as_str())));
     }
     Ok((all, files))
 }
@@ -266,14 +286,15 @@ fn is_same(a: &Tensor, b: &Tensor) -> bool {
     })
 }
 
-/// Tensors under canonical names, norms and biases in f32. Those of other parts (vision) are left out.
+/// Tensors under canonical names, norms and biases in f32, and `stacks`, which have them. Those of other parts (vision) are left out.
 fn canonical(
     family: &Family,
     spec: &mut ModelSpec,
     all: Vec<(String, Tensor)>,
+    stacks: Vec<(String, Tensor)>,
     notes: &mut Vec<String>,
 ) -> Result<Vec<(String, Tensor)>> {
-    let mut out = BTreeMap::new();
+    let mut out: BTreeMap<String, Tensor> = stacks.into_iter().collect();
     for (hf, t) in all {
         let fused = ["qkv_proj", "gate_up_proj", "query_key_value", ".experts."];
         let unknown = arch::canonical_name(family.names, &hf).is_none();

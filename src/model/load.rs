@@ -4,10 +4,11 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use super::arch::{self, GgufConfig};
+use super::block::tensor_name;
 use super::formats::gguf::{Gguf, PartName, Value};
 use super::formats::in_file;
 use super::fused::split_fused;
-use super::stacks::split_stacks;
+use super::stacks::{in_block, split_stacks};
 use super::vectors::vectors_to_f32;
 use super::{LoadedModel, SamplingDefaults, TextSource, Weights, hf, synth, validate};
 use crate::{Error, Result};
@@ -31,6 +32,17 @@ pub fn load(source: &str) -> Result<LoadedModel> {
         ))),
         _ => from_gguf(Gguf::open(path)?, source.into()).map_err(|e| in_file(path, e)),
     }
+}
+
+/// `weights` under canonical names, where a family's GGUF files have others. What has both keeps both, for the check of all tensors to
+/// refuse.
+fn canonical_names(names: &[(&str, &str)], weights: Weights) -> Weights {
+    let renamed = |name: &str| {
+        let (layer, stem, kind) = in_block(name)?;
+        let (canonical, _) = names.iter().find(|(_, gguf)| *gguf == stem)?;
+        Some(tensor_name(layer, canonical, kind)).filter(|to| weights.get(to).is_none())
+    };
+    weights.iter().map(|(name, t)| (renamed(name).unwrap_or_else(|| name.to_owned()), t.clone())).collect()
 }
 
 /// A model from a parsed GGUF file.
@@ -69,7 +81,8 @@ pub fn from_gguf(file: Gguf, source: String) -> Result<LoadedModel> {
     let weights = weights.into_iter().filter(|(n, _)| !factors.contains(&n.as_str()));
     // Before parts are taken out of stacks: their number is checked, and not yet the tensors.
     spec.check()?;
-    let weights = split_stacks(&spec, weights.collect())?;
+    let weights = canonical_names(family.habits.gguf_names, weights.collect());
+    let weights = split_stacks(&spec, weights)?;
     let weights = split_fused(&spec, vectors_to_f32(weights.into_iter())?)?;
     validate(&spec, &weights)?;
     let id = |key: &str| metadata.get(key).and_then(Value::as_u64).and_then(|v| u32::try_from(v).ok());

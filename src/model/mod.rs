@@ -24,6 +24,7 @@ mod export;
 pub mod formats;
 mod fused;
 mod hf;
+mod interleaved;
 mod load;
 mod loaded;
 mod sampling;

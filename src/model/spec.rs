@@ -40,6 +40,8 @@ pub struct ModelSpec {
     /// Whether queries, keys and values have biases (Qwen2; OPT has them on every matrix). Llama checkpoints may have
     /// any.
     pub qkv_bias: bool,
+    /// Whether the out-projection has a bias (gpt-oss; OPT has one, too).
+    pub o_bias: bool,
     /// RMS norms of queries and keys before RoPE (Qwen3, Gemma 3, OLMo 2).
     pub qk_norm: Option<QkNorm>,
     /// Norms of the inputs of attention and feed-forward (all families but OLMo 2).
@@ -52,6 +54,8 @@ pub struct ModelSpec {
     pub attn_scale: f32,
     /// tanh soft-cap of the scaled scores, before the mask: cap*tanh(x/cap) (Gemma 2).
     pub attn_softcap: Option<f32>,
+    /// Whether each head of each layer has a sink: a logit that takes part in the softmax of the scores and has no value (gpt-oss).
+    pub sinks: bool,
     /// Sliding-window attention of some layers.
     pub window: Option<Window>,
     /// Whether the output head is the embedding matrix.
@@ -111,6 +115,8 @@ impl QkNorm {
 pub enum Ffn {
     /// down(silu(gate x) * (up x)).
     SwiGlu,
+    /// down(g * sigmoid(1.702 g) * (u + 1)), g = min(gate x, 7), u = up x between -7 and 7 (gpt-oss).
+    ClampedSwiGlu,
     /// down(gelu_tanh(gate x) * (up x)).
     GeGlu,
     /// down(relu(up x)), with biases (OPT).

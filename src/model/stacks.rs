@@ -1,5 +1,5 @@
 //! Splits stacks of experts into the matrices of each expert: `blk.3.ffn_up_exps` `[E, rows, cols]` into `blk.3.ffn_up.0`,
-//! `blk.3.ffn_up.1`...
+//! `blk.3.ffn_up.1`..., and those of their biases, `[E, rows]`.
 //!
 //! GGUF files have stacks of gates, of first and of second matrices, or of gates and first matrices together; some families
 //! have stacks in safetensors, too. The parts are ranges of whole rows, so they are views of the same bytes.
@@ -36,7 +36,8 @@ pub(super) fn split_stacks(spec: &ModelSpec, weights: Weights) -> Result<Weights
             continue;
         };
         let experts = spec.experts_of(layer);
-        let stack = STACKS.iter().find(|(stack, _)| *stack == stem && kind == "weight");
+        let of_biases = kind == "bias" && experts.is_some_and(|e| e.biases);
+        let stack = STACKS.iter().find(|(stack, _)| *stack == stem && (kind == "weight" || of_biases));
         let (Some((stack, parts)), Some(experts)) = (stack, experts) else {
             let row = stem == SHARED_GATE && t.shape[..] == [1, spec.d_model];
             let shape = if row { vec![spec.d_model] } else { t.shape.clone() };
@@ -46,6 +47,10 @@ pub(super) fn split_stacks(spec: &ModelSpec, weights: Weights) -> Result<Weights
         let (d, ff) = (spec.d_model, experts.d_ff);
         let (rows, cols) = if *stack == "ffn_down_exps" { (d, ff) } else { (ff, d) };
         let wanted = [experts.count, parts.len() * rows, cols];
+        let wanted = if of_biases { &wanted[..2] } else { &wanted[..] };
+        if of_biases && t.dtype.is_quantised() {
+            return Err(Error::format(name, format!("biases in {}, wanted floats", t.dtype)));
+        }
         if t.shape != wanted {
             return Err(Error::format(
                 name,
@@ -55,16 +60,17 @@ pub(super) fn split_stacks(spec: &ModelSpec, weights: Weights) -> Result<Weights
                 ),
             ));
         }
-        let bytes = rows * t.row_bytes();
+        let shape = if of_biases { vec![rows] } else { vec![rows, cols] };
+        let bytes = t.data.len() / (experts.count * parts.len());
         for expert in 0..experts.count {
             for (i, part) in parts.iter().enumerate() {
-                let of = expert_tensor_name(layer, part, expert, "weight");
+                let of = expert_tensor_name(layer, part, expert, kind);
                 if weights.get(&of).is_some() {
                     return Err(Error::format(name, format!("holds {of}, which is there by itself, too")));
                 }
                 let at = (expert * parts.len() + i) * bytes;
                 let data = t.data.slice(at, bytes).expect("a range of its rows");
-                out.insert(of, Tensor::new(t.dtype, vec![rows, cols], data)?);
+                out.insert(of, Tensor::new(t.dtype, shape.clone(), data)?);
             }
         }
     }

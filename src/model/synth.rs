@@ -1,9 +1,10 @@
 //! Random weights of any spec, in memory, for measuring sizes for which no weights are available.
 //!
 //! ```text
-//! synth:NAME[,dtype=D][,seed=N][,layers=N][,ctx=N]
+//! synth:NAME[,dtype=D][,experts=D][,seed=N][,layers=N][,ctx=N]
 //! NAME   a name from `synth::names()` (llama-3.2-1b, qwen3-8b, tiny-gemma3...), or the path of a config.json
 //! dtype  of matrices: a name of `tensor::DType`: f32, bf16, q8_0, q4_k...        (bf16)
+//! experts type of the experts' matrices, as in files that quantise only these      (dtype)
 //! seed   of the random numbers                                                   (0)
 //! layers how many blocks, ctx: the longest context                               (the config's)
 //! ```
@@ -20,6 +21,7 @@ use serde_json::Value as Json;
 
 use super::check::{MAX_CONTEXT, MAX_LAYERS, wanted_tensors};
 use super::formats::Files;
+use super::stacks::{in_block, of_expert};
 use super::{LoadedModel, ModelSpec, SamplingDefaults, TextSource, Weights, hf, validate};
 use crate::host::memory_available;
 use crate::tensor::formats::{BlockFormat, BlockScales, Scales, with_format};
@@ -51,6 +53,8 @@ specs!(
     "mixtral-8x7b",
     "olmoe-1b-7b",
     "granite-3.1-3b-a800m",
+    "gpt-oss-20b",
+    "gpt-oss-120b",
     "gemma-2-2b",
     "gemma-3-270m",
     "gemma-3-1b",
@@ -82,6 +86,7 @@ specs!(
     "tiny-mixtral",
     "tiny-olmoe",
     "tiny-granite-moe",
+    "tiny-gpt-oss",
 );
 
 /// The names that `synth:` knows.
@@ -96,6 +101,8 @@ pub struct Request {
     pub spec: ModelSpec,
     /// Type of the matrices.
     pub dtype: DType,
+    /// Type of the experts' matrices.
+    pub experts: DType,
     /// Seed of the random numbers.
     pub seed: u64,
 }
@@ -108,7 +115,7 @@ pub fn parse(text: &str) -> Result<Request> {
     let mut parts = text.split(',');
     let name = parts.next().unwrap_or_default();
     let mut config = config(name, "synth:")?;
-    let (mut dtype, mut seed, mut context) = (DType::BF16, 0, None);
+    let (mut dtype, mut experts, mut seed, mut context) = (DType::BF16, None, 0, None);
     for part in parts {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
         let bad = |want: &str| Error::usage(format!("synth:{text}: {key}={value}: wanted {want}"));
@@ -118,16 +125,17 @@ pub fn parse(text: &str) -> Result<Request> {
             _ => Err(bad(&format!("1 to {most}"))),
         };
         match key {
-            "dtype" => {
+            "dtype" | "experts" => {
                 let names = DType::ALL.map(DType::name).join(", ");
-                dtype = DType::from_name(value).ok_or_else(|| bad(&format!("one of {names}")))?;
+                let named = DType::from_name(value).ok_or_else(|| bad(&format!("one of {names}")))?;
+                if key == "dtype" { dtype = named } else { experts = Some(named) }
             }
             "seed" => seed = number()?,
             "layers" => set_layers(&mut config, up_to(MAX_LAYERS as u64)?),
             "ctx" => context = Some(up_to(MAX_CONTEXT as u64)? as usize),
             _ => {
                 return Err(Error::usage(format!(
-                    "synth:{text}: `{part}`; options are dtype=, seed=, layers=, ctx="
+                    "synth:{text}: `{part}`; options are dtype=, experts=, seed=, layers=, ctx="
                 )));
             }
         }
@@ -139,7 +147,7 @@ pub fn parse(text: &str) -> Result<Request> {
     if spec.name.is_empty() {
         spec.name = name.to_owned();
     }
-    Ok(Request { spec, dtype, seed })
+    Ok(Request { spec, dtype, experts: experts.unwrap_or(dtype), seed })
 }
 
 /// The sizes of a spec: a name from [`names`], or the path of a config.json.
@@ -284,10 +292,10 @@ fn fitting(asked: DType, cols: usize) -> DType {
 
 /// Every tensor with its place in an arena, the arena's length, and a note for each dtype that had to be replaced.
 fn plan(request: &Request) -> (Vec<TensorPlan>, usize, Vec<String>) {
-    let Request { spec, dtype, .. } = request;
+    let Request { spec, dtype, experts, .. } = request;
     let mut plans = Vec::new();
     let mut total = 0usize;
-    let mut replaced: Vec<(usize, DType)> = Vec::new();
+    let mut replaced: Vec<(usize, DType, DType)> = Vec::new();
     for (name, wanted) in wanted_tensors(spec) {
         if !wanted.required {
             continue;
@@ -297,20 +305,28 @@ fn plan(request: &Request) -> (Vec<TensorPlan>, usize, Vec<String>) {
         let residual = name.ends_with("attn_output.weight") || name.contains(".ffn_down");
         let is_router = name.ends_with("ffn_gate_inp.weight");
         let (dtype, fill) = if shape.len() == 1 {
-            let (mean, std) = if name.ends_with("norm.weight") { (1.0, 0.1) } else { (0.0, 0.02) };
+            let (mean, std) = match () {
+                () if name.ends_with("norm.weight") => (1.0, 0.1),
+                // About as large as scores.
+                () if name.ends_with("attn_sinks.weight") => (0.0, 1.0),
+                () => (0.0, 0.02),
+            };
             (DType::F32, Fill { mean, std })
         } else {
             let std = (cols as f32).powf(-0.5)
                 * if residual { (2.0 * spec.n_layers as f32).powf(-0.5) } else { 1.0 };
             let is_table = name.starts_with("position_embd");
-            let d = match dtype.is_quantised() {
+            let of_expert = in_block(&name).is_some_and(|(_, stem, _)| of_expert(stem).is_some());
+            let asked = if of_expert { experts } else { dtype };
+            let d = match asked.is_quantised() {
                 // As in files: rounding a router changes which experts are chosen.
                 true if is_router => DType::F32,
                 true if is_table => DType::F16,
-                _ => fitting(*dtype, cols),
+                _ => fitting(*asked, cols),
             };
-            if d != *dtype && !is_table && !is_router && !replaced.contains(&(cols, d)) {
-                replaced.push((cols, d));
+            let note = (cols, d, *asked);
+            if d != *asked && !is_table && !is_router && !replaced.contains(&note) {
+                replaced.push(note);
             }
             (d, Fill { mean: 0.0, std })
         };
@@ -322,15 +338,15 @@ fn plan(request: &Request) -> (Vec<TensorPlan>, usize, Vec<String>) {
     }
     let notes = replaced
         .iter()
-        .map(|(cols, d)| {
-            format!("matrices of {cols} columns are {d}: {cols} is no multiple of {dtype}'s block")
+        .map(|(cols, d, asked)| {
+            format!("matrices of {cols} columns are {d}: {cols} is no multiple of {asked}'s block")
         })
         .collect();
     (plans, total, notes)
 }
 
 fn make(request: &Request) -> Result<(Weights, Vec<String>)> {
-    let Request { spec, dtype, seed } = request;
+    let Request { spec, dtype, seed, .. } = request;
     let (plans, total, notes) = plan(request);
     if let Some(have) = memory_available().filter(|&have| total as u64 > have) {
         let gib = |b: u64| b as f64 / (1u64 << 30) as f64;

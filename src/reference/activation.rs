@@ -34,6 +34,20 @@ pub fn gelu_tanh_mul_inplace(gate: &mut [f32], up: &[f32]) {
     }
 }
 
+/// gpt-oss clamps the gate from above, and the factor on both sides, to this.
+pub const SWIGLU_LIMIT: f32 = 7.0;
+/// Its factor of the gate inside the sigmoid.
+pub const SWIGLU_GAIN: f32 = 1.702;
+
+/// `gate = g·σ(1.702·g)·(u + 1)`, g = min(gate, 7), u = min(max(up, -7), 7); NaN stays NaN.
+pub fn clamped_swiglu_inplace(gate: &mut [f32], up: &[f32]) {
+    for (g, &u) in gate.iter_mut().zip(up) {
+        let x = f64::from(if *g > SWIGLU_LIMIT { SWIGLU_LIMIT } else { *g });
+        let u = f64::from(u.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT));
+        *g = (x / (1.0 + (-f64::from(SWIGLU_GAIN) * x).exp()) * (u + 1.0)) as f32;
+    }
+}
+
 /// `x = max(x, 0)`; NaN stays NaN.
 pub fn relu(x: &mut [f32]) {
     for x in x {

@@ -29,6 +29,7 @@ pub struct Kernels {
     pub(super) rope_heads: unsafe fn(&mut [f32], usize, &[f32], &[f32], RopePairing),
     pub(super) silu_mul_inplace: unsafe fn(&mut [f32], &[f32]),
     pub(super) gelu_tanh_mul_inplace: unsafe fn(&mut [f32], &[f32]),
+    pub(super) clamped_swiglu_inplace: unsafe fn(&mut [f32], &[f32]),
     pub(super) relu: unsafe fn(&mut [f32]),
     pub(super) softcap: unsafe fn(&mut [f32], f32),
     pub(super) max_and_logsumexp: unsafe fn(&[f32]) -> (f32, f64),
@@ -50,6 +51,7 @@ pub(super) static REFERENCE: Kernels = Kernels {
     rope_heads: reference::rope::rope_heads,
     silu_mul_inplace: reference::activation::silu_mul_inplace,
     gelu_tanh_mul_inplace: reference::activation::gelu_tanh_mul_inplace,
+    clamped_swiglu_inplace: reference::activation::clamped_swiglu_inplace,
     relu: reference::activation::relu,
     softcap: reference::activation::softcap,
     max_and_logsumexp: reference::softmax::max_and_logsumexp,
@@ -153,6 +155,12 @@ impl Kernels {
     pub fn gelu_tanh_mul_inplace(&self, gate: &mut [f32], up: &[f32]) {
         same("gelu_tanh_mul_inplace", ("gate", gate.len()), ("up", up.len()));
         call!(self.gelu_tanh_mul_inplace(gate, up))
+    }
+
+    /// `gate = g·σ(1.702·g)·(u + 1)`, g = min(gate, 7), u = min(max(up, -7), 7).
+    pub fn clamped_swiglu_inplace(&self, gate: &mut [f32], up: &[f32]) {
+        same("clamped_swiglu_inplace", ("gate", gate.len()), ("up", up.len()));
+        call!(self.clamped_swiglu_inplace(gate, up))
     }
 
     /// `x = max(x, 0)`.

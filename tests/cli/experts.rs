@@ -124,12 +124,36 @@ fn strategies_that_compute_experts_on_a_device_are_refused() {
     }
     let dense = generate("synth:tiny-llama,seed=2", "emulated", &["--strategy", "cpu-moe"]);
     assert_error(&dense, 1, "--strategy cpu-moe: this model has no experts");
-    let (cpu, auto) = (json(&generate(model, "cpu", &["--json"])), json(&generate(model, "auto", &["--json"])));
+    let (cpu, auto) =
+        (json(&generate(model, "cpu", &["--json"])), json(&generate(model, "auto", &["--json"])));
     assert_eq!(cpu["tokens"], auto["tokens"]);
     // What it takes is planned and described.
     let seen = json(&run(tandem(home.path()).args(["inspect", model, "--json"])));
     assert_eq!(seen["experts"], "3 of 8 of width 256, softmax over the chosen");
     assert!(seen["active_parameters"].as_u64() < seen["parameters"].as_u64());
+}
+
+/// Devices compute no sinks: the CPU attends, or a placement is refused.
+#[test]
+fn sinks_are_the_cpus() {
+    let model = "synth:tiny-gpt-oss,experts=mxfp4,seed=2";
+    let all = ["--json", "--deterministic", "--logprobs", "20"];
+    let cpu = json(&generate(model, "cpu", &all));
+    for more in [&["--strategy", "cpu-moe"][..], &[]] {
+        same(&cpu, &json(&generate(model, "emulated", &[&all[..], more].concat())), "gpt-oss");
+    }
+    for strategy in ["helm", "lia", "stream", "gpu-only"] {
+        assert_error(
+            &generate(model, "emulated", &["--strategy", strategy]),
+            1,
+            "run on the CPU only for now",
+        );
+    }
+    let home = tempfile::tempdir().unwrap();
+    let seen = json(&run(tandem(home.path()).args(["inspect", model, "--json"])));
+    assert_eq!(seen["attn_sinks"], true);
+    assert_eq!(seen["experts"], "3 of 8 of width 256, softmax over the chosen");
+    assert!(seen["bytes_by_dtype"]["mxfp4"].as_u64() > Some(0), "{seen}");
 }
 
 /// By the GPU's kernels, where they are linked for the host.
@@ -150,5 +174,8 @@ fn kernels_beside_the_cpus_experts_give_the_cpus_tokens() {
     let bound = rounding::cpu(&m.spec, Half::BF16, true)
         + rounding::activations(&m, Isa::best())
         + rounding::accelerator(&m.spec, Half::BF16, false);
-    assert!(margin::compare(&cpu, &report, m.spec.vocab, bound) > 0, "nothing was compared: choose another seed");
+    assert!(
+        margin::compare(&cpu, &report, m.spec.vocab, bound) > 0,
+        "nothing was compared: choose another seed"
+    );
 }

@@ -65,6 +65,8 @@ struct World {
     pages: Vec<Vec<u32>>,
     /// `[token][n_heads · head_dim]` of each sequence.
     q: Vec<Vec<f32>>,
+    /// `[n_heads]`, or none.
+    sinks: Vec<f32>,
 }
 
 impl World {
@@ -95,7 +97,19 @@ impl World {
             pages.push(own.to_vec());
             q.push(rng.normals(len * shape.n_heads * hd, 1.0));
         }
-        World { shape, pool, pages, q }
+        World { shape, pool, pages, q, sinks: Vec::new() }
+    }
+
+    /// Sinks from far below all scores to far above.
+    fn with_sinks(mut self, rng: &mut Rng) -> World {
+        let mut sink = || match rng.below(6) {
+            0 => f32::NEG_INFINITY,
+            1 => -90.0,
+            2 => 30.0 * rng.normal(),
+            _ => 2.0 * rng.normal(),
+        };
+        self.sinks = (0..self.shape.n_heads).map(|_| sink()).collect();
+        self
     }
 
     fn width(&self) -> usize {
@@ -124,7 +138,12 @@ impl World {
         let pool = Pool::new(threads);
         for _ in 0..2 {
             // Twice: a plan serves many layers.
-            plan.run(&pool, isa, &self.kv(), &q, &mut out);
+            if self.sinks.is_empty() {
+                plan.run(&pool, isa, &self.kv(), &q, &mut out);
+            } else {
+                let to = AttnOut::WithSinks(RowsMut::new(&mut out, width), &self.sinks);
+                plan.run_rows(&pool, isa, &self.kv(), Rows::new(&q, width), to);
+            }
         }
         let mut results = Vec::new();
         let mut untouched = vec![true; row];
@@ -219,11 +238,14 @@ impl World {
                     sh.softcap.map_or(e, |cap| cap as f64 * (e / cap as f64).tanh())
                 })
                 .collect();
-            let m = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sink = self.sinks.get(head).map(|&sink| f64::from(sink));
+            let m = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
             let p: Vec<f64> = scores.iter().map(|e| (e - m).exp()).collect();
-            let sum: f64 = p.iter().sum();
+            let sum: f64 = p.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - m).exp());
             let n = see.len() as f64;
-            let cuts = (n / 64.0).ceil() + 1.0 + (n / SEGMENT as f64).ceil() + 1.0;
+            // A sink is one more part that is merged.
+            let merges = 1.0 + f64::from(u8::from(sink.is_some()));
+            let cuts = (n / 64.0).ceil() + 1.0 + (n / SEGMENT as f64).ceil() + merges;
             let cap = if sh.softcap.is_some() { 7.0 * u } else { 0.0 };
             let de = a_max * ((hd as f64 + 2.0) * u + b + cap);
             let eta = (de + 3.0 * u * a_max).exp_m1() + 4.0 * u * (2.0 + cuts) + b + p_exp;
@@ -310,12 +332,14 @@ proptest! {
         shape in a_shape(),
         lens in prop::collection::vec(a_length(), 1..4),
         f16 in any::<bool>(),
+        sinks in any::<bool>(),
         k_scale in prop::sample::select(vec![0.1f32, 1.0, 4.0]),
         seed in any::<u64>(),
     ) {
         let mut rng = Rng(seed);
         let dtype = if f16 { Half::F16 } else { Half::BF16 };
         let world = World::new(shape, dtype, &lens, k_scale, &mut rng);
+        let world = if sinks { world.with_sinks(&mut rng) } else { world };
         // The last rows of each sequence, few enough for the oracle to stay quick.
         let parts: Vec<_> = lens.iter().enumerate().map(|(s, &len)| {
             let rows = (1 + rng.below(20)).min(len);
@@ -339,11 +363,13 @@ proptest! {
         len in a_length(),
         other in a_length(),
         f16 in any::<bool>(),
+        sinks in any::<bool>(),
         seed in any::<u64>(),
     ) {
         let mut rng = Rng(seed);
         let dtype = if f16 { Half::F16 } else { Half::BF16 };
         let world = World::new(shape, dtype, &[len, other], 1.0, &mut rng);
+        let world = if sinks { world.with_sinks(&mut rng) } else { world };
         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         let width = world.width();
         for isa in tiers() {
@@ -420,6 +446,39 @@ proptest! {
             }
         }
     }
+}
+
+/// A sink takes part in the softmax once, however many parts a row was computed in; one far below all scores changes nothing, and one
+/// far above leaves nothing.
+#[test]
+fn a_sink_joins_once() {
+    let mut world = World::new(shape(2, 4, 64, None), Half::F16, &[3 * SEGMENT + 7], 0.0, &mut Rng(3));
+    let last = 3 * SEGMENT + 6;
+    let attend = |world: &World, isa, threads| world.attend(isa, threads, &[(0, last, 1)]).remove(0);
+    for isa in tiers() {
+        world.sinks.clear();
+        let without = attend(&world, isa, 1);
+        world.sinks = vec![f32::NEG_INFINITY; 8];
+        assert_eq!(attend(&world, isa, 3), without, "{isa}");
+        world.sinks = vec![200.0; 8];
+        assert!(attend(&world, isa, 3).iter().all(|&x| x == 0.0), "{isa}");
+        // Keys are zero, so all scores are: the sink gets as much as all n tokens together.
+        world.sinks = vec![((last + 1) as f32).ln(); 8];
+        for threads in [1, 3] {
+            let halved = attend(&world, isa, threads);
+            let far =
+                halved.iter().zip(&without).find(|(a, b)| (2.0 * **a - **b).abs() > 1e-5 + 1e-4 * b.abs());
+            assert_eq!(far, None, "{isa}, {threads} threads");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "3 sinks, 8 heads")]
+fn sinks_of_other_heads_panic() {
+    let mut world = World::new(shape(2, 4, 64, None), Half::F16, &[5], 1.0, &mut Rng(3));
+    world.sinks = vec![0.0; 3];
+    world.attend(Isa::Reference, 1, &[(0, 4, 1)]);
 }
 
 /// Work items of some KV heads: the results of the others are somebody else's.

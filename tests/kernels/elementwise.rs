@@ -258,6 +258,17 @@ fn check_activations(k: &Kernels, n: usize, offset: usize, seed: u64) {
         bound(&want, i, 9.0 + 5.0 * two_u)
     });
 
+    // Clamped SwiGLU: as silu, and the product 1.702·g is rounded (EPS/2 of an argument of at most 105), the sum u + 1 once.
+    let mut want = gate.clone();
+    reference::activation::clamped_swiglu_inplace(&mut want, &up);
+    let mut out = Guarded::new(&gate, offset);
+    k.clamped_swiglu_inplace(out.get_mut(), &up);
+    out.check(&what("clamped_swiglu_inplace"));
+    close(&what("clamped_swiglu_inplace"), out.get(), &want, |i| {
+        let argument = (1.702 * f64::from(gate[i])).abs().min(105.0);
+        bound(&want, i, 10.0 + argument)
+    });
+
     // Exact ones: one IEEE operation, or a selection.
     let mut x = Guarded::new(&gate, offset);
     k.relu(x.get_mut());

@@ -8,8 +8,8 @@ use tandem::model::formats::gguf::Gguf;
 use tandem::model::{LoadedModel, Position, RopePairing, RouterWeights, export_gguf, export_hf_folder, load};
 use tandem::tensor::{Bytes, DType};
 
-const FAMILIES: [&str; 5] =
-    ["tiny-qwen3-moe", "tiny-qwen2-moe", "tiny-mixtral", "tiny-olmoe", "tiny-granite-moe"];
+const FAMILIES: [&str; 6] =
+    ["tiny-qwen3-moe", "tiny-qwen2-moe", "tiny-mixtral", "tiny-olmoe", "tiny-granite-moe", "tiny-gpt-oss"];
 
 fn synth(what: &str) -> LoadedModel {
     load(&format!("synth:{what}")).unwrap()
@@ -160,8 +160,36 @@ fn damaged_experts_in_folders_get_one_sentence() {
         (
             "tiny-mixtral",
             "model_type",
-            json!("gpt_oss"),
-            "`gpt_oss`, which is not supported: its attention sinks",
+            json!("deepseek_v3"),
+            "`deepseek_v3`, which is not supported: attention over compressed keys",
+        ),
+        ("tiny-gpt-oss", "swiglu_limit", json!(5.0), "swiglu_limit is 5; 7 is supported"),
+        ("tiny-gpt-oss", "swiglu_alpha", json!(1.0), "swiglu_alpha is 1; 1.702 is supported"),
+        (
+            "tiny-gpt-oss",
+            "num_local_experts",
+            json!(7),
+            "experts.down_proj: shape [8, 256, 256], config.json implies [7, 256, 256] (7 experts)",
+        ),
+        (
+            "tiny-gpt-oss",
+            "intermediate_size",
+            json!(128),
+            "experts.down_proj: shape [8, 256, 256], config.json implies [8, 128, 256]",
+        ),
+        ("tiny-gpt-oss", "num_attention_heads", json!(4), "self_attn."),
+        ("tiny-gpt-oss", "num_experts_per_tok", json!(0), "experts of a row: 0"),
+        (
+            "tiny-gpt-oss",
+            "quantization_config",
+            json!({ "quant_method": "awq" }),
+            "weights quantised by `awq`",
+        ),
+        (
+            "tiny-qwen3-moe",
+            "quantization_config",
+            json!({ "quant_method": "mxfp4" }),
+            "weights quantised by `mxfp4`",
         ),
         (
             "tiny-granite-moe",
@@ -176,9 +204,84 @@ fn damaged_experts_in_folders_get_one_sentence() {
 }
 
 #[test]
+fn damaged_gpt_oss_in_gguf_gets_one_sentence() {
+    let file = || export_gguf(&synth("tiny-gpt-oss,dtype=q8_0")).unwrap();
+    // The same with a tensor of another shape.
+    let with = |name: &str, shape: &[usize]| {
+        let mut m = synth("tiny-gpt-oss,dtype=q8_0");
+        let zeros = Bytes::copy_of(&vec![0; 4 * shape.iter().product::<usize>()]);
+        m.weights.insert(name, tandem::tensor::Tensor::new(DType::F32, shape.to_vec(), zeros).unwrap());
+        export_gguf(&m).unwrap()
+    };
+    let up = "blk.1.ffn_up_exps.bias";
+    for (bytes, want) in [
+        (
+            with("blk.1.attn_sinks.weight", &[7]),
+            "blk.1.attn_sinks.weight: shape [7], the model's sizes imply [8]",
+        ),
+        (with("blk.1.attn_sinks.weight", &[8, 1]), "blk.1.attn_sinks.weight: shape [8, 1], the model's"),
+        (
+            with("blk.0.attn_output.bias", &[255]),
+            "blk.0.attn_output.bias: shape [255], the model's sizes imply [256]",
+        ),
+        (
+            with("blk.0.ffn_gate_inp.bias", &[9]),
+            "blk.0.ffn_gate_inp.bias: shape [9], the model's sizes imply [8]",
+        ),
+        // The second dimension of a stack of biases, and the first.
+        (
+            patched(file(), up, 12, 4),
+            "blk.1.ffn_up_exps.bias: shape [4, 256], the model's sizes imply [8, 256] (8 experts)",
+        ),
+        (patched(file(), up, 4, 128), "blk.1.ffn_up_exps.bias: shape [8, 128], the model's"),
+        (renamed(file(), up, "blk.1.ffn_uq_exps.bias"), "blk.1.ffn_up.0.bias: missing from the model"),
+        (
+            renamed(file(), "blk.0.attn_sinks", "blk.0.attn_sinkz"),
+            "blk.0.attn_sinks.weight: missing from the model",
+        ),
+        (
+            renamed(file(), "blk.0.ffn_gate_inp.bias", "blk.0.ffn_gate_imp.bias"),
+            "blk.0.ffn_gate_inp.bias: missing",
+        ),
+        (patched(file(), "gpt-oss.expert_count", 4, 7), "imply [7, 256] (7 experts)"),
+        (patched(file(), "gpt-oss.expert_used_count", 4, 9), "experts of a row: 9 is outside 1..=8"),
+        (
+            renamed(file(), "attention.sliding_window", "attention.sliding_windoo"),
+            "gpt-oss.attention.sliding_window: missing from the metadata",
+        ),
+    ] {
+        let got = loaded(&bytes).map(|_| ()).expect_err(want).to_string();
+        assert!(got.contains(want) && !got.contains('\n'), "{got:?} does not say {want:?}");
+    }
+}
+
+/// A file has no key for the kind of ramp: it is the one that the models were trained with.
+#[test]
+fn gpt_oss_in_gguf_has_llama_cpps_names_and_the_trained_ramp() {
+    let m = synth("tiny-gpt-oss,experts=mxfp4");
+    let bytes = export_gguf(&m).unwrap();
+    let file = Gguf::parse(Bytes::copy_of(&bytes)).unwrap();
+    let shape = |name: &str| file.tensors.iter().find(|(n, _)| n == name).map(|(_, t)| t.shape.clone());
+    for (name, want) in [
+        ("blk.0.post_attention_norm.weight", Some(vec![256])),
+        ("blk.0.ffn_norm.weight", None),
+        ("blk.1.attn_sinks.weight", Some(vec![8])),
+        ("blk.1.ffn_gate_exps.bias", Some(vec![8, 256])),
+        ("blk.1.ffn_down_exps.weight", Some(vec![8, 256, 256])),
+        ("blk.1.ffn_gate_inp.bias", Some(vec![8])),
+    ] {
+        assert_eq!(shape(name), want, "{name}");
+    }
+    let back = loaded(&bytes).unwrap();
+    let Position::Rope(rope) = &back.spec.position else { panic!("no RoPE") };
+    assert!(matches!(rope.scaling, tandem::model::RopeScaling::Yarn { truncate: false, .. }));
+    assert_eq!(back.spec, m.spec);
+}
+
+#[test]
 fn an_architecture_that_is_not_known_is_refused() {
     let bytes = export_gguf(&synth("tiny-qwen3-moe,dtype=q8_0")).unwrap();
-    let bytes = renamed(bytes, "qwen3moe", "gpt-oss!");
+    let bytes = renamed(bytes, "qwen3moe", "qwen9moe");
     let got = loaded(&bytes).map(|_| ()).unwrap_err();
     assert!(matches!(got, Error::Unsupported(_)), "{got}");
     let key = "general.architecture";

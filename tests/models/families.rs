@@ -183,7 +183,7 @@ fn every_switch_of_a_spec_does_what_it_says() {
 #[test]
 fn the_comparison_sees_small_mistakes() {
     // What the bounds must not hide: each of these is one wrong constant.
-    let mistakes: [(&str, &str, &dyn Fn(&mut ModelSpec)); 12] = [
+    let mistakes: [(&str, &str, &dyn Fn(&mut ModelSpec)); 16] = [
         ("tiny-gemma3", "window off by one", &|s| s.window.as_mut().unwrap().size += 1),
         ("tiny-gemma3", "no local theta", &|s| rope(s).local_theta = None),
         ("tiny-gemma3", "SiLU for GELU", &|s| s.ffn = tandem::model::Ffn::SwiGlu),
@@ -198,6 +198,16 @@ fn the_comparison_sees_small_mistakes() {
         ("tiny-qwen3-moe", "one expert less", &|s| experts(s).used -= 1),
         ("tiny-qwen3-moe", "weights of all", &|s| experts(s).weights = RouterWeights::OfAll),
         ("tiny-qwen2-moe", "no shared expert", &|s| experts(s).shared = None),
+        ("tiny-gpt-oss", "no sinks", &|s| s.sinks = false),
+        ("tiny-gpt-oss", "plain SwiGLU", &|s| s.ffn = tandem::model::Ffn::SwiGlu),
+        ("tiny-gpt-oss", "windows on the other layers", &|s| {
+            s.window.as_mut().unwrap().layers.iter_mut().for_each(|w| *w = !*w);
+        }),
+        ("tiny-gpt-oss", "a truncated ramp", &|s| {
+            if let RopeScaling::Yarn { truncate, .. } = &mut rope(s).scaling {
+                *truncate = true;
+            }
+        }),
     ];
     for (name, what, mistake) in mistakes {
         let m = with(name, |_| ());

@@ -13,7 +13,7 @@ use tandem::tensor::Half;
 /// Two pages and a bit, beyond the windows of the tiny models.
 const TOKENS: usize = 67;
 
-const FAMILIES: [&str; 11] = [
+const FAMILIES: [&str; 12] = [
     "tiny-llama",
     "tiny-llama3",
     "tiny-llama-80",
@@ -25,6 +25,7 @@ const FAMILIES: [&str; 11] = [
     "tiny-qwen3-moe",
     "tiny-qwen2-moe",
     "tiny-olmoe",
+    "tiny-gpt-oss",
 ];
 const DTYPES: [&str; 12] =
     ["f32", "bf16", "f16", "q8_0", "q4_0", "q4_k", "q6_k", "iq4_nl", "mxfp4", "iq4_xs", "q3_k", "q2_k"];

@@ -119,6 +119,7 @@ impl Naive<'_> {
                 Half::F16 => f16::from_f64(*x).to_f64(),
             };
         }
+        let sinks = s.sinks.then(|| self.tensor(&format!("blk.{layer}.attn_sinks.weight")).unwrap());
         let mut out: Rows = vec![vec![0.0; s.q_dim()]; x.len()];
         for (p, out) in out.iter_mut().enumerate() {
             let first = s.window_of(layer).map_or(0, |w| (p + 1).saturating_sub(w));
@@ -131,6 +132,8 @@ impl Naive<'_> {
                 if let Some(cap) = s.attn_softcap.map(f64::from) {
                     e.iter_mut().for_each(|e| *e = cap * (*e / cap).tanh());
                 }
+                // One more score, of nothing.
+                e.extend(sinks.as_ref().map(|sinks| sinks[h]));
                 let most = e.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let sum: f64 = e.iter().map(|e| (e - most).exp()).sum();
                 for (t, e) in (first..=p).zip(e) {
@@ -186,6 +189,10 @@ impl Naive<'_> {
         for (y, g) in y.iter_mut().flatten().zip(gate.into_iter().flatten()) {
             *y = match self.spec.ffn {
                 Ffn::SwiGlu => g / (1.0 + (-g).exp()) * *y,
+                Ffn::ClampedSwiGlu => {
+                    let g = g.min(7.0);
+                    g / (1.0 + (-1.702 * g).exp()) * (y.clamp(-7.0, 7.0) + 1.0)
+                }
                 Ffn::GeGlu => {
                     let inner = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
                     0.5 * g * (1.0 + inner.tanh()) * *y

@@ -188,6 +188,7 @@ fn activated(p: &Probe, kind: Activation) -> Result<Worst> {
                 Activation::Ffn(Ffn::SwiGlu, _) => g / (1.0 + (-g).exp()) * u,
                 Activation::Ffn(Ffn::GeGlu, _) => 0.5 * g * (1.0 + inner.tanh()) * u,
                 Activation::Ffn(Ffn::Relu, _) => g.max(0.0),
+                Activation::Ffn(Ffn::ClampedSwiGlu, _) => unreachable!("no kernel of it is tested"),
                 Activation::Cast(_) | Activation::AddBias => g,
             };
             // The argument's roundings, its function's few ulps, and products: relative to what enters.

@@ -7,7 +7,17 @@ use crate::cache::LayerKv;
 use crate::engine::prepare::Layer;
 use crate::simd::attention::AttnOut;
 use crate::simd::linear::{Out, linear_rows};
-use crate::tensor::Rows;
+use crate::tensor::{Rows, RowsMut};
+
+impl Layer {
+    /// The destination of its attention over all tokens, which its sinks join.
+    pub fn whole<'a>(&'a self, out: RowsMut<'a>) -> AttnOut<'a> {
+        match &self.sinks {
+            None => AttnOut::Whole(out),
+            Some(sinks) => AttnOut::WithSinks(out, sinks),
+        }
+    }
+}
 
 impl HostContext<'_> {
     /// attn = attention of `rows` over the tokens that their sequences attend on the host ([`super::HostSeq::tokens`]).
@@ -22,7 +32,7 @@ impl HostContext<'_> {
         kv: &LayerKv<'_>,
         rows: Range<usize>,
     ) {
-        let out = AttnOut::Whole(ws.attn.view_mut(rows.clone()));
+        let out = layer.whole(ws.attn.view_mut(rows.clone()));
         self.attend_rows(step, layer.windowed, kv, rows.clone(), ws.q.view(rows), out);
     }
 
@@ -30,7 +40,8 @@ impl HostContext<'_> {
     /// row for each of `rows`, in order. `windowed` says whether the layer has a window.
     ///
     /// # Panics
-    /// If `rows` are not rows of the step, `q` or `out` has fewer, or the step's pages end before the tokens.
+    /// If `rows` are not rows of the step, `q` or `out` has fewer, the step's pages end before the tokens, or the model has sinks that
+    /// `out` lacks ([`Layer::whole`]).
     pub fn attend_rows(
         &self,
         step: &mut HostStep,
@@ -41,6 +52,8 @@ impl HostContext<'_> {
         out: AttnOut<'_>,
     ) {
         check_rows(step, &rows);
+        let with_sinks = matches!(out, AttnOut::WithSinks(..));
+        assert!(self.model.spec.sinks == with_sinks, "attention without the sinks of its model");
         let plan = step.plan(self.host, windowed, rows);
         plan.run_rows(self.pool, self.host.isa, kv, q, out);
     }

@@ -63,6 +63,7 @@ impl HostContext<'_> {
 pub(super) fn activate(k: &Kernels, ffn: Ffn, act: &mut [f32], up: &[f32]) {
     match ffn {
         Ffn::SwiGlu => k.silu_mul_inplace(act, up),
+        Ffn::ClampedSwiGlu => k.clamped_swiglu_inplace(act, up),
         Ffn::GeGlu => k.gelu_tanh_mul_inplace(act, up),
         Ffn::Relu => k.relu(act),
     }

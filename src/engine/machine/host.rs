@@ -236,7 +236,12 @@ impl HostHalf {
                     let out = unsafe { parts.rows(mail.shape, &letters.parts) };
                     return cx.attend_rows(step, windowed, &pages(), rows, q, AttnOut::Partial(out));
                 }
-                let out = AttnOut::Whole(ws.attn.view_mut(rows.clone()));
+                let out = ws.attn.view_mut(rows.clone());
+                // The host attends for a device's layers, too, whose weights it does not have. None of these has sinks.
+                let out = match model.layer_if(l) {
+                    Some(layer) => layer.whole(out),
+                    None => AttnOut::Whole(out),
+                };
                 cx.attend_rows(step, windowed, &pages(), rows.clone(), q, out);
                 if to_mailbox {
                     // SAFETY: the machine has waited for the collection of what was there, and the device collects after this.

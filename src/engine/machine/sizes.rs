@@ -18,7 +18,7 @@ use crate::engine::weights::{
     separate_gate_up,
 };
 use crate::model::{ModelSpec, Weights};
-use crate::program::{Far, LayerPlacement, Phase, Placement, Residence, Side, Sublayer};
+use crate::program::{Far, LayerPlacement, Phase, Placement, Policy, Residence, Side, Sublayer};
 use crate::simd::linear;
 use crate::{Error, Result};
 
@@ -383,6 +383,14 @@ impl Sizes {
             [l.prefill, l.decode].iter().any(|p| ffns.iter().any(|&s| p.side(s) == Side::Device))
         };
         for (layer, layout) in placement.layers.iter().zip(&self.layouts) {
+            let attends = |p: &Policy| p.side(Sublayer::Scores) == Side::Device;
+            if layout.has_sinks() && [layer.prefill, layer.decode].iter().any(attends) {
+                return Err(Error::Unsupported(format!(
+                    "layer {} on a device: attention with sinks, which run on the CPU only for now; use `strategy` cpu-moe, which \
+                     leaves it there, or `device` cpu",
+                    layout.layer
+                )));
+            }
             if computes(layer) && !layout.has_ffn() {
                 return Err(Error::Unsupported(format!(
                     "layer {} on a device: its feed-forward is a mixture of experts, which run on the CPU only for now; use \

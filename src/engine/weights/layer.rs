@@ -89,6 +89,8 @@ pub struct LayerLayout {
     pub layer: usize,
     /// Bytes of an image.
     pub bytes: usize,
+    /// Whether its attention has sinks, which no device computes.
+    sinks: bool,
     /// Disjoint pieces, ascending.
     pub(super) pieces: Vec<Piece>,
     /// Addresses in an image at [`ORIGIN`].
@@ -202,7 +204,8 @@ impl LayerLayout {
             windowed: spec.window_of(layer).is_some(),
             rope: [DevPtr::NULL; 2],
         };
-        Ok(LayerLayout { layer, bytes: p.next, pieces: p.pieces, at_origin })
+        let sinks = block.sinks.is_some();
+        Ok(LayerLayout { layer, bytes: p.next, sinks, pieces: p.pieces, at_origin })
     }
 
     /// The weights of an image at `base`, with these tables of RoPE, which all layers share.
@@ -213,6 +216,11 @@ impl LayerLayout {
     /// Whether the layer's attention has the model's window (and with it the tables of windowed layers).
     pub fn windowed(&self) -> bool {
         self.at_origin.windowed
+    }
+
+    /// Whether its attention has sinks, which no device computes.
+    pub fn has_sinks(&self) -> bool {
+        self.sinks
     }
 
     /// Whether it has the matrices of the feed-forward; not those of experts.

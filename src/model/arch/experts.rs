@@ -14,23 +14,24 @@ use crate::{Error, Result};
 /// A key is missing or malformed, or asks for a way of routing that is not supported.
 pub fn gguf_experts(c: &GgufConfig, spec: &ModelSpec, usual: RouterWeights) -> Result<Experts> {
     let size = |key| Ok::<_, Error>(c.opt_size(key)?.filter(|&n| n > 0));
-    // 0 and 1: softmax. 2 is a sigmoid, 3 a softmax of the chosen ones only.
+    // 0 and 1: softmax, 3: softmax of the chosen ones only. 2 is a sigmoid.
     let scored = c.opt_size("expert_gating_func")?.unwrap_or(0);
     let groups = c.opt_size("expert_group_count")?.unwrap_or(0);
     let scale = c.opt_float("expert_weights_scale")?.filter(|&x| x != 0.0).unwrap_or(1.0);
     for (key, found, plain) in [
-        ("expert_gating_func", scored.to_string(), matches!(scored, 0 | 1)),
+        ("expert_gating_func", scored.to_string(), matches!(scored, 0 | 1 | 3)),
         ("expert_group_count", groups.to_string(), groups <= 1),
         ("expert_weights_scale", scale.to_string(), scale == 1.0),
     ] {
         if !plain {
             return Err(Error::Unsupported(format!(
-                "{}: {found}; routers with a plain softmax over all experts are supported",
+                "{}: {found}; routers with a plain softmax are supported",
                 c.full(key)
             )));
         }
     }
     let weights = match c.opt_flag("expert_weights_norm")? {
+        _ if scored == 3 => RouterWeights::OfChosen,
         None => usual,
         Some(true) => RouterWeights::OfChosen,
         Some(false) => RouterWeights::OfAll,
@@ -42,6 +43,7 @@ pub fn gguf_experts(c: &GgufConfig, spec: &ModelSpec, usual: RouterWeights) -> R
         used: c.size("expert_used_count")?,
         d_ff: size("expert_feed_forward_length")?.unwrap_or(spec.d_ff),
         shared: None,
+        biases: false,
         weights,
         layers: (0..spec.n_layers.min(MAX_LAYERS + 1)).map(|layer| !dense(&layer)).collect(),
     })
@@ -87,7 +89,7 @@ pub fn hf_experts(c: &HfConfig, spec: &ModelSpec, of: &HfExperts) -> Result<Opti
     };
     let layers = if of.dense_layers { sparse_layers(c, spec.n_layers)? } else { vec![true; spec.n_layers] };
     let used = c.opt_size("num_experts_per_tok")?.unwrap_or(of.used);
-    let experts = Experts { count, used, d_ff, shared: None, weights, layers };
+    let experts = Experts { count, used, d_ff, shared: None, biases: false, weights, layers };
     Ok(experts.layers.contains(&true).then_some(experts))
 }
 

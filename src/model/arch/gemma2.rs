@@ -4,7 +4,7 @@
 //! Read like Gemma 3, which came after it without the caps and with norms of queries and keys.
 
 use super::gemma3::{self, Generation};
-use super::{Family, gemma3::NAMES};
+use super::{Family, Habits, gemma3::NAMES};
 use crate::model::spec::RopePairing;
 
 pub const FAMILY: Family = Family {
@@ -18,6 +18,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Half,
     gguf_windows: true,
     gguf_softcaps: true,
+    habits: Habits::NONE,
     experts: false,
     to_hf: gemma3::to_hf,
 };

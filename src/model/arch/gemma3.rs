@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{Family, GgufConfig, HfConfig, NameMap, RopeDefaults, llama};
+use super::{Family, GgufConfig, Habits, HfConfig, NameMap, RopeDefaults, llama};
 use crate::model::ModelSpec;
 use crate::model::spec::{Ffn, Norm, Position, QkNorm, RopePairing, RopeScaling};
 use crate::{Error, Result};
@@ -22,6 +22,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Half,
     gguf_windows: true,
     gguf_softcaps: true,
+    habits: Habits::NONE,
     experts: false,
     to_hf,
 };
@@ -188,6 +189,7 @@ pub fn hf_like_gemma(c: &HfConfig, own: &Generation) -> Result<ModelSpec> {
         ffn: Ffn::GeGlu,
         position: Position::Rope(rope),
         qkv_bias: false,
+        o_bias: false,
         qk_norm: own.qk_norm,
         pre_norms: true,
         post_norms: true,
@@ -197,6 +199,7 @@ pub fn hf_like_gemma(c: &HfConfig, own: &Generation) -> Result<ModelSpec> {
             Some(_) => c.float_or_null("attn_logit_softcapping", own.attn_softcap)?,
             None => None,
         },
+        sinks: false,
         window,
         tied_head: c.flag("tie_word_embeddings", true)?,
         logit_softcap: c.float_or_null("final_logit_softcapping", own.logit_softcap)?,

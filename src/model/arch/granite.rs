@@ -8,7 +8,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::llama::Defaults;
-use super::{Family, GgufConfig, HfConfig, RopeDefaults, llama, names};
+use super::{Family, GgufConfig, Habits, HfConfig, RopeDefaults, llama, names};
 use crate::model::ModelSpec;
 use crate::model::spec::{Norm, RopePairing};
 use crate::{Error, Result};
@@ -24,6 +24,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Interleaved,
     gguf_windows: false,
     gguf_softcaps: false,
+    habits: Habits::NONE,
     experts: false,
     to_hf,
 };

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{Family, GgufConfig, HfConfig, RopeDefaults, names};
+use super::{Family, GgufConfig, Habits, HfConfig, RopeDefaults, names};
 use crate::model::ModelSpec;
 use crate::model::spec::{Ffn, Norm, Position, RopePairing, RopeScaling};
 use crate::{Error, Result};
@@ -21,6 +21,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Interleaved,
     gguf_windows: false,
     gguf_softcaps: false,
+    habits: Habits::NONE,
     experts: false,
     to_hf,
 };
@@ -56,12 +57,14 @@ pub fn gguf_beside_experts(c: &GgufConfig, family: &str, pairing: RopePairing) -
         ffn: Ffn::SwiGlu,
         position: Position::Rope(rope),
         qkv_bias: false,
+        o_bias: false,
         qk_norm: None,
         pre_norms: true,
         post_norms: false,
         embed_scale: 1.0,
         attn_scale: c.opt_float("attention.scale")?.unwrap_or((head_dim as f32).powf(-0.5)),
         attn_softcap: None,
+        sinks: false,
         window: None,
         tied_head: c.tensors.get("output.weight").is_none(),
         logit_softcap: None,
@@ -113,12 +116,14 @@ pub fn from_hf_or(c: &HfConfig, family: &str, or: &Defaults) -> Result<ModelSpec
         ffn: Ffn::SwiGlu,
         position: Position::Rope(rope),
         qkv_bias: false,
+        o_bias: false,
         qk_norm: None,
         pre_norms: true,
         post_norms: false,
         embed_scale: 1.0,
         attn_scale: (head_dim as f32).powf(-0.5),
         attn_softcap: None,
+        sinks: false,
         window: None,
         tied_head: c.flag("tie_word_embeddings", false)?,
         logit_softcap: None,

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value as Json};
 
 use super::llama::Defaults;
-use super::{Family, HfConfig, RopeDefaults, llama, names};
+use super::{Family, Habits, HfConfig, RopeDefaults, llama, names};
 use crate::model::ModelSpec;
 use crate::model::spec::{RopePairing, Window};
 use crate::{Error, Result};
@@ -19,6 +19,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Interleaved,
     gguf_windows: false,
     gguf_softcaps: false,
+    habits: Habits::NONE,
     experts: false,
     to_hf,
 };

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::llama::Defaults;
-use super::{Family, GgufConfig, HfConfig, RopeDefaults, llama, mistral, names};
+use super::{Family, GgufConfig, Habits, HfConfig, RopeDefaults, llama, mistral, names};
 use crate::Result;
 use crate::model::ModelSpec;
 use crate::model::spec::{Position, QueryScaling, RopePairing, RopeScaling};
@@ -22,6 +22,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Interleaved,
     gguf_windows: false,
     gguf_softcaps: false,
+    habits: Habits::NONE,
     experts: false,
     to_hf,
 };

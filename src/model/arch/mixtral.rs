@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json};
 use super::experts::{HfExperts, experts_to_hf, gguf_experts, hf_experts};
 use super::llama::Defaults;
 use super::names::like_llama;
-use super::{Family, GgufConfig, HfConfig, RopeDefaults, llama, mistral};
+use super::{Family, GgufConfig, Habits, HfConfig, RopeDefaults, llama, mistral};
 use crate::Result;
 use crate::model::ModelSpec;
 use crate::model::spec::{RopePairing, RouterWeights};
@@ -26,6 +26,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Interleaved,
     gguf_windows: false,
     gguf_softcaps: false,
+    habits: Habits::NONE,
     experts: true,
     to_hf,
 };

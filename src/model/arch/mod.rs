@@ -7,6 +7,7 @@ mod config;
 mod experts;
 mod gemma2;
 mod gemma3;
+mod gpt_oss;
 mod granite;
 mod granite_moe;
 mod llama;
@@ -57,14 +58,31 @@ pub struct Family {
     pub gguf_windows: bool,
     /// Whether a GGUF file states the soft-caps of scores and logits (0: none).
     pub gguf_softcaps: bool,
+    /// Where its files differ from those of all other families.
+    pub habits: Habits,
     /// Whether its models are mixtures of experts. Files of two families of one architecture are told apart by this.
     pub experts: bool,
     /// Adds the family's own settings to a `config.json`, beyond those that all families share.
     pub to_hf: fn(&ModelSpec, &mut Map<String, Json>) -> Result<()>,
 }
 
+/// Where the files of a family differ from those of all others.
+pub struct Habits {
+    /// Names in GGUF files that differ from the canonical ones: (canonical, GGUF), without layer and kind.
+    pub gguf_names: &'static [(&'static str, &'static str)],
+    /// Whether YaRN's ramp begins and ends at whole pairs in a GGUF file, which has no key for it.
+    pub gguf_yarn_truncates: bool,
+    /// Whether gates and first matrices alternate in one stack of experts in safetensors ([`interleaved`](super::interleaved)).
+    pub hf_interleaves: bool,
+}
+
+impl Habits {
+    /// Those of all families but one.
+    pub const NONE: Habits = Habits { gguf_names: &[], gguf_yarn_truncates: true, hf_interleaves: false };
+}
+
 /// Every family, in the order that messages list them.
-pub const FAMILIES: [&Family; 17] = [
+pub const FAMILIES: [&Family; 18] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &mistral3::FAMILY,
@@ -81,6 +99,7 @@ pub const FAMILIES: [&Family; 17] = [
     &phi3::FAMILY,
     &granite::FAMILY,
     &granite_moe::FAMILY,
+    &gpt_oss::FAMILY,
     &opt::FAMILY,
 ];
 
@@ -111,11 +130,7 @@ pub fn by_name(name: &str) -> Option<&'static Family> {
 }
 
 /// Families that people ask for, by their names in both formats, and what of them is missing.
-const MISSING: [(&[&str], &str); 3] = [
-    (
-        &["gpt-oss", "gpt_oss"],
-        "its attention sinks, and its experts with biases and a clamped activation, are not computed yet",
-    ),
+const MISSING: [(&[&str], &str); 2] = [
     (
         &["deepseek2", "deepseek_v2", "deepseek_v3"],
         "attention over compressed keys and values (MLA) is not computed yet",

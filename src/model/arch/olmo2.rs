@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::{Family, GgufConfig, HfConfig, NameMap, llama};
+use super::{Family, GgufConfig, Habits, HfConfig, NameMap, llama};
 use crate::Result;
 use crate::model::ModelSpec;
 use crate::model::spec::{Norm, Position, QkNorm, RopePairing, RopeScaling, Window};
@@ -21,6 +21,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Half,
     gguf_windows: false,
     gguf_softcaps: false,
+    habits: Habits::NONE,
     experts: false,
     to_hf: llama::to_hf,
 };

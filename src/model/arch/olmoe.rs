@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json};
 use super::experts::{HfExperts, experts_to_hf, gguf_experts, hf_experts};
 use super::llama::Defaults;
 use super::names::like_qwen_moe;
-use super::{Family, GgufConfig, HfConfig, RopeDefaults, llama};
+use super::{Family, GgufConfig, Habits, HfConfig, RopeDefaults, llama};
 use crate::model::ModelSpec;
 use crate::model::spec::{QkNorm, RopePairing, RouterWeights};
 use crate::{Error, Result};
@@ -22,6 +22,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Half,
     gguf_windows: false,
     gguf_softcaps: false,
+    habits: Habits::NONE,
     experts: true,
     to_hf,
 };

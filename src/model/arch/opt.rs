@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{Family, GgufConfig, HfConfig, NameMap};
+use super::{Family, GgufConfig, Habits, HfConfig, NameMap};
 use crate::model::ModelSpec;
 use crate::model::spec::{Ffn, Norm, Position, RopePairing};
 use crate::{Error, Result};
@@ -22,6 +22,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Half,
     gguf_windows: false,
     gguf_softcaps: false,
+    habits: Habits::NONE,
     experts: false,
     to_hf,
 };
@@ -96,12 +97,14 @@ fn from_hf(c: &HfConfig) -> Result<ModelSpec> {
         ffn: Ffn::Relu,
         position: Position::Learned { offset: OFFSET },
         qkv_bias: true,
+        o_bias: true,
         qk_norm: None,
         pre_norms: true,
         post_norms: false,
         embed_scale: 1.0,
         attn_scale: (head_dim as f32).powf(-0.5),
         attn_softcap: None,
+        sinks: false,
         window: None,
         tied_head: c.flag("tie_word_embeddings", true)?,
         logit_softcap: None,

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::llama::Defaults;
-use super::{Family, GgufConfig, HfConfig, NameMap, RopeDefaults, llama, mistral};
+use super::{Family, GgufConfig, Habits, HfConfig, NameMap, RopeDefaults, llama, mistral};
 use crate::Result;
 use crate::model::ModelSpec;
 use crate::model::spec::{Position, RopePairing, RopeScaling, Window};
@@ -22,6 +22,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Half,
     gguf_windows: true,
     gguf_softcaps: false,
+    habits: Habits::NONE,
     experts: false,
     to_hf,
 };

@@ -1,7 +1,7 @@
 //! Qwen2 and Qwen2.5: Llama with biases on Q, K and V.
 
 use super::llama::Defaults;
-use super::{Family, GgufConfig, HfConfig, RopeDefaults, llama, names};
+use super::{Family, GgufConfig, Habits, HfConfig, RopeDefaults, llama, names};
 use crate::Result;
 use crate::model::ModelSpec;
 use crate::model::spec::RopePairing;
@@ -17,6 +17,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Half,
     gguf_windows: false,
     gguf_softcaps: false,
+    habits: Habits::NONE,
     experts: false,
     to_hf: llama::to_hf,
 };

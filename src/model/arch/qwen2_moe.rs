@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json};
 use super::experts::{HfExperts, experts_to_hf, gguf_experts, hf_experts};
 use super::llama::Defaults;
 use super::names::like_qwen_moe;
-use super::{Family, GgufConfig, HfConfig, llama, qwen2};
+use super::{Family, GgufConfig, Habits, HfConfig, llama, qwen2};
 use crate::Result;
 use crate::model::ModelSpec;
 use crate::model::spec::{RopePairing, RouterWeights};
@@ -27,6 +27,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Half,
     gguf_windows: false,
     gguf_softcaps: false,
+    habits: Habits::NONE,
     experts: true,
     to_hf,
 };

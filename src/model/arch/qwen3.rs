@@ -1,7 +1,7 @@
 //! Qwen3: RMS norms on each query and key head, and an independent head width (h_a·d_h need not be d).
 
 use super::llama::Defaults;
-use super::{Family, GgufConfig, HfConfig, RopeDefaults, llama, names};
+use super::{Family, GgufConfig, Habits, HfConfig, RopeDefaults, llama, names};
 use crate::Result;
 use crate::model::ModelSpec;
 use crate::model::spec::{QkNorm, RopePairing};
@@ -17,6 +17,7 @@ pub const FAMILY: Family = Family {
     gguf_pairing: RopePairing::Half,
     gguf_windows: false,
     gguf_softcaps: false,
+    habits: Habits::NONE,
     experts: false,
     to_hf: llama::to_hf,
 };

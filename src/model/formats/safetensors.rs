@@ -48,12 +48,30 @@ impl<'de> serde::Deserialize<'de> for Header {
     }
 }
 
-/// The tensors of a whole file, as views wherever their bytes are aligned for their type.
+/// A tensor of bytes, which are numbers to those who know what they mean.
+#[derive(Debug, Clone)]
+pub struct Raw {
+    /// Outermost first; as many elements as bytes.
+    pub shape: Vec<usize>,
+    /// The bytes, where they are in the file.
+    pub data: Bytes,
+}
+
+/// What a file holds.
+#[derive(Debug, Default)]
+pub struct Contents {
+    /// Tensors of floats.
+    pub tensors: Vec<(String, Tensor)>,
+    /// Tensors of bytes that were asked for.
+    pub raw: Vec<(String, Raw)>,
+}
+
+/// The tensors of a whole file, as views wherever their bytes are aligned for their type; of bytes (`U8`), those for which `raw` is true.
 ///
 /// # Errors
 /// If the header is malformed, a tensor's bytes are not where it says, or a dtype is not f32, f16 or bf16 (tensors of
 /// other types for which `skip` is true, such as position ids, are silently left out).
-pub fn parse(bytes: &Bytes, skip: &dyn Fn(&str) -> bool) -> Result<Vec<(String, Tensor)>> {
+pub fn parse(bytes: &Bytes, skip: &dyn Fn(&str) -> bool, raw: &dyn Fn(&str) -> bool) -> Result<Contents> {
     let len: [u8; 8] = bytes
         .get(..8)
         .and_then(|b| b.try_into().ok())
@@ -75,7 +93,7 @@ pub fn parse(bytes: &Bytes, skip: &dyn Fn(&str) -> bool) -> Result<Vec<(String, 
         return Err(Error::format(pair[0], "tensor name appears twice"));
     }
 
-    let mut out = Vec::with_capacity(infos.len());
+    let mut out = Contents { tensors: Vec::with_capacity(infos.len()), raw: Vec::new() };
     let mut end_of_last = 0;
     for (name, info) in infos {
         let (from, to) = info.data_offsets;
@@ -94,6 +112,15 @@ pub fn parse(bytes: &Bytes, skip: &dyn Fn(&str) -> bool) -> Result<Vec<(String, 
             "F32" => DType::F32,
             "F16" => DType::F16,
             "BF16" => DType::BF16,
+            "U8" if raw(&name) => {
+                let elements = info.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+                if elements != Some(data.len()) {
+                    let problem = format!("shape {:?} in {} bytes", info.shape, data.len());
+                    return Err(Error::format(name, problem));
+                }
+                out.raw.push((name, Raw { shape: info.shape, data }));
+                continue;
+            }
             _ if skip(&name) => continue,
             other => {
                 return Err(Error::Unsupported(format!(
@@ -112,7 +139,7 @@ pub fn parse(bytes: &Bytes, skip: &dyn Fn(&str) -> bool) -> Result<Vec<(String, 
             Error::Format { problem, .. } => Error::format(name.as_str(), problem),
             other => other,
         })?;
-        out.push((name, t));
+        out.tensors.push((name, t));
     }
     Ok(out)
 }
@@ -130,7 +157,7 @@ mod tests {
     }
 
     fn load(b: &Bytes) -> Result<Vec<(String, Tensor)>> {
-        parse(b, &|_| false)
+        parse(b, &|_| false, &|name| name.ends_with("raw")).map(|found| found.tensors)
     }
 
     const GOOD: &str = r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"BF16","shape":[5],"data_offsets":[24,34]}}"#;
@@ -165,6 +192,11 @@ mod tests {
             (file("[]", 0), "not the JSON"),
             (file("{\"t\":1}", 0), "not the JSON"),
             (file(&entry("I8", "4", "0", "4"), 4), "t: dtype I8"),
+            (file(&entry("U8", "4", "0", "4"), 4), "t: dtype U8"),
+            (
+                file(&entry("U8", "2,3", "0", "4").replace("\"t\"", "\"raw\""), 4),
+                "raw: shape [2, 3] in 4 bytes",
+            ),
             (file(&entry("F32", "4", "0", "4"), 4), "t: f32 of shape [4]"),
             (file(&entry("F32", "1", "0", "4"), 3), "t: bytes 0..4 of 3"),
             (file(&entry("F32", "1", "4", "0"), 4), "run backwards"),

@@ -70,7 +70,9 @@ pub(super) fn cpu_moe(planner: &Planner<'_>) -> Candidate {
     let (n, chunks) = (planner.sizes.layers(), planner.chunks());
     let mut found: Vec<(f64, Draft)> = Vec::new();
     if planner.hardware.accelerator.is_some() {
-        for way in WAYS {
+        // The host attends with sinks, where there are any.
+        let sinks = planner.sizes.spec.sinks;
+        for way in WAYS.into_iter().filter(|way| !sinks || way.kv == Side::Host) {
             for ends in ENDS {
                 for &chunk in &chunks {
                     let fits = |k: usize| planner.memory(&place(planner, way, ends, k), chunk).fits();

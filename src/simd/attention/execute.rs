@@ -85,6 +85,10 @@ impl AttnPlan {
         self.check("q", q.len(), q.width(), self.width());
         match &out {
             AttnOut::Whole(out) => self.check("out", out.len(), out.width(), self.width()),
+            AttnOut::WithSinks(out, sinks) => {
+                self.check("out", out.len(), out.width(), self.width());
+                assert!(sinks.len() == s.n_heads, "attention: {} sinks, {} heads", sinks.len(), s.n_heads);
+            }
             AttnOut::Partial(part) => {
                 self.check("m", part.m.len(), part.m.width(), s.n_heads);
                 self.check("s", part.s.len(), part.s.width(), s.n_heads);

@@ -12,7 +12,7 @@ use super::kernels::{
     BLOCK, BlockKernels, GROUPS, MAX_ROWS, PAGES, Pv, Qk, RUN_BLOCKS, Run, RunBlock, S_STRIDE, Softcap,
     Softmax,
 };
-use super::partial::{AttnOut, merge_body, normalise};
+use super::partial::{AttnOut, merge_body, normalise, with_sink};
 use super::shape::{AttnShape, Seq};
 use crate::cache::{LayerKv, PAGE_TOKENS};
 use crate::reference;
@@ -374,6 +374,12 @@ unsafe fn deliver(inp: &Inputs<'_>, w: &Work, own: &Own, sink: &Sink<'_>) {
                 Kind::Rows(AttnOut::Whole(out)) => {
                     let out = out.part(row, head * hd, hd).as_mut_ptr();
                     normalise(own.acc_s[r], o, |d, x| out.add(d).write(x));
+                }
+                Kind::Rows(AttnOut::WithSinks(out, sinks)) => {
+                    let (_, s, factor) = with_sink((own.acc_m[r], own.acc_s[r]), sinks[head]);
+                    o.iter_mut().for_each(|o| *o *= factor);
+                    let out = out.part(row, head * hd, hd).as_mut_ptr();
+                    normalise(s, o, |d, x| out.add(d).write(x));
                 }
                 Kind::Rows(AttnOut::Partial(out)) => {
                     out.m.part(row, head, 1)[0] = own.acc_m[r];

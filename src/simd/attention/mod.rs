@@ -2,6 +2,9 @@
 //!
 //!   out = Σ_t softmax(cap(scale·q·k_t)) v_t      over the tokens that the row may see; cap(e) = e, or c·tanh(e/c)
 //!
+//! A model may have a sink in each head, a logit e_0 that takes part in the softmax and has no value: the sum gets another
+//! exp(e_0). It joins where a row is normalised ([`AttnOut::WithSinks`]), so no kernel knows of it.
+//!
 //! Planning and running are split: [`AttnPlan::new`] turns the sequences of a step into work items once,
 //! [`AttnPlan::run`] executes them for each layer.
 //!

@@ -52,6 +52,10 @@ pub struct PartialMut<'a> {
 pub enum AttnOut<'a> {
     /// Normalised rows of `n_heads · head_dim` elements: no other tokens are attended elsewhere.
     Whole(RowsMut<'a>),
+    /// The same with a sink in each head, a logit that takes part in the softmax and has no value; `[n_heads]`.
+    ///
+    /// A sink joins when a row is normalised, once, after all its parts were merged. Partial results therefore have none.
+    WithSinks(RowsMut<'a>, &'a [f32]),
     /// Not normalised: other tokens are attended elsewhere.
     Partial(PartialMut<'a>),
 }
@@ -80,6 +84,16 @@ pub(super) fn normalise(s: f32, o: &[f32], mut out: impl FnMut(usize, f32)) {
     for (d, &o) in o.iter().enumerate() {
         out(d, o * inv + 0.0);
     }
+}
+
+/// The (m, s) of a row whose softmax also has `sink`, and the factor that `o` gets for it.
+///
+///   m' = max(m, sink);  s' = e^{m−m'}·s + e^{sink−m'};  o' = e^{m−m'}·o
+#[inline(always)]
+pub(super) fn with_sink((m, s): (f32, f32), sink: f32) -> (f32, f32, f32) {
+    let (mut m, mut s, mut factor) = (m, s, [1.0]);
+    merge_body((&mut m, &mut s, &mut factor), (sink, 1.0, &[0.0]));
+    (m, s, factor[0])
 }
 
 /// Merges parts that saw disjoint tokens of the same rows, in the order given, and writes the normalised

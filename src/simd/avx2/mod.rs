@@ -22,6 +22,7 @@ pub(super) static KERNELS: Kernels = Kernels {
     rope_heads,
     silu_mul_inplace,
     gelu_tanh_mul_inplace,
+    clamped_swiglu_inplace,
     relu,
     softcap,
     max_and_logsumexp,
@@ -69,6 +70,11 @@ fn silu_mul_inplace(gate: &mut [f32], up: &[f32]) {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn gelu_tanh_mul_inplace(gate: &mut [f32], up: &[f32]) {
     map::map2_inplace(Avx2::token(), gate, up, activation::GeluTanhMul)
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn clamped_swiglu_inplace(gate: &mut [f32], up: &[f32]) {
+    map::map2_inplace(Avx2::token(), gate, up, activation::ClampedSwiGlu)
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

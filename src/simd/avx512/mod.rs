@@ -33,6 +33,7 @@ const BASE: Kernels = Kernels {
     rope_heads,
     silu_mul_inplace,
     gelu_tanh_mul_inplace,
+    clamped_swiglu_inplace,
     relu,
     softcap,
     max_and_logsumexp,
@@ -80,6 +81,11 @@ fn silu_mul_inplace(gate: &mut [f32], up: &[f32]) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 fn gelu_tanh_mul_inplace(gate: &mut [f32], up: &[f32]) {
     map::map2_inplace(Avx512::token(), gate, up, activation::GeluTanhMul)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn clamped_swiglu_inplace(gate: &mut [f32], up: &[f32]) {
+    map::map2_inplace(Avx512::token(), gate, up, activation::ClampedSwiGlu)
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]

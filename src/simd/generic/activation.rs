@@ -1,7 +1,8 @@
-//! SwiGLU, GeGLU and ReLU, soft caps and sums: elementwise.
+//! SwiGLU (plain and clamped), GeGLU and ReLU, soft caps and sums: elementwise.
 
 use super::exp::{sigmoid, tanh};
 use super::map::{Map1, Map2};
+use crate::reference::activation::{SWIGLU_GAIN, SWIGLU_LIMIT};
 use crate::simd::vector::Simd;
 
 /// a + b.
@@ -36,6 +37,20 @@ impl<S: Simd> Map2<S> for GeluTanhMul {
         const CUBIC: f32 = (TWO_ROOT * 0.044715) as f32;
         let two_u = s.mul(gate, s.fma(x2, s.splat(CUBIC), s.splat(TWO_ROOT as f32)));
         s.mul(s.mul(gate, sigmoid(s, two_u)), up)
+    }
+}
+
+/// g·sigmoid(1.702 g)·(u + 1), g = min(gate, 7), u = min(max(up, -7), 7) (gpt-oss).
+#[derive(Clone, Copy)]
+pub(crate) struct ClampedSwiGlu;
+impl<S: Simd> Map2<S> for ClampedSwiGlu {
+    #[inline(always)]
+    fn apply(self, s: S, gate: S::F, up: S::F) -> S::F {
+        // min and max keep their second operand when that is NaN.
+        let limit = s.splat(SWIGLU_LIMIT);
+        let g = s.min(limit, gate);
+        let u = s.max(s.splat(-SWIGLU_LIMIT), s.min(limit, up));
+        s.mul(s.mul(g, sigmoid(s, s.mul(g, s.splat(SWIGLU_GAIN)))), s.add(u, s.splat(1.0)))
     }
 }
 

@@ -9,9 +9,9 @@ use crate::support::gpu::{self, Rng};
 use tandem::device::emulated::PageShape;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::{
-    Accelerator, Attend, Buffer, DevPtr, EmbedWeight, FfnWeights, LayerPages, LayerWeights, Limits, LinearSource,
-    LinearWeight, Mailbox, NormWeight, Publish, Published, Residual, RowSpan, Runtime, Shape, Step,
-    StepContext, StepDesc, StepSeq, SubBatch, SubBatches, UpWeight, Workspace, on_kernels,
+    Accelerator, Attend, Buffer, DevPtr, EmbedWeight, FfnWeights, LayerPages, LayerWeights, Limits,
+    LinearSource, LinearWeight, Mailbox, NormWeight, Publish, Published, Residual, RowSpan, Runtime, Shape,
+    Step, StepContext, StepDesc, StepSeq, SubBatch, SubBatches, UpWeight, Workspace, on_kernels,
 };
 use tandem::host::Pool;
 use tandem::model::{Ffn, Norm, RopePairing};

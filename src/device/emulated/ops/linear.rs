@@ -60,6 +60,7 @@ pub fn feed_forward(
     by.linear(up, false, x, &mut ups, ff, 0);
     match ffn {
         Ffn::SwiGlu => kernels.silu_mul_inplace(y, &ups),
+        Ffn::ClampedSwiGlu => kernels.clamped_swiglu_inplace(y, &ups),
         Ffn::GeGlu => kernels.gelu_tanh_mul_inplace(y, &ups),
         Ffn::Relu => panic!("a gate in a feed-forward of ReLU"),
     }

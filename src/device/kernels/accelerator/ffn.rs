@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::super::elementwise::{Activate, Activation, activate};
+use super::super::elementwise::{Activate, Activation, activate, no_clamped_swiglu};
 use super::super::product::{Epilogue, ProductArgs, product};
 use super::lists::linear_scratch;
 use super::qkv::norm_rows;
@@ -30,6 +30,7 @@ pub(super) fn up(
     };
     let epilogue = match shape.ffn {
         Ffn::SwiGlu => Epilogue::SwiGlu,
+        Ffn::ClampedSwiGlu => return Err(no_clamped_swiglu()),
         Ffn::GeGlu => Epilogue::GeGlu,
         Ffn::Relu => Epilogue::Relu,
     };
