@@ -63,8 +63,10 @@ fn experts_on_the_cpu_give_the_cpus_bits_whatever_the_device_has() {
 #[test]
 fn requests_share_an_engine_with_experts_on_the_cpu() {
     let home = tempfile::tempdir().unwrap();
-    let prompts = home.path().join("prompts.txt");
-    std::fs::write(&prompts, "hello there\nonce upon a time\nwhat is it\n").unwrap();
+    let prompts = home.path().join("prompts.jsonl");
+    let lines =
+        ["hello there", "once upon a time", "what is it"].map(|p| format!("{{\"prompt\": \"{p}\"}}\n"));
+    std::fs::write(&prompts, lines.concat()).unwrap();
     let of = |device: &str, more: &[&str]| {
         let args = ["generate", "-m", "synth:tiny-qwen3-moe,dtype=q4_k,seed=2", "-n", "6", "--deterministic"];
         let prompts = ["--device", device, "--json", "--prompts", prompts.to_str().unwrap()];
