@@ -3,6 +3,7 @@
 mod answers;
 mod emulated;
 mod faults;
+mod forms;
 mod lifecycle;
 mod numbers;
 mod prefixes;
