@@ -25,10 +25,14 @@ fn the_openai_package_understands_all_answers() {
     let spelling =
         World { options, spells: true, template: Some(template), context, chunk: 256, ..World::default() };
     let spelling = spelling.serve();
-    for (served, words) in [(plain, &["synthetic"][..]), (spelling, &["synthetic", "forms"])] {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve/openai_client.py");
+    for (served, script) in [(plain, "openai_client.py"), (spelling, "openai_forms.py")] {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve/");
         let url = format!("http://{}/v1", served.server.address());
-        let output = Command::new(&python).args([script, &url, "sk-test"]).args(words).output().unwrap();
+        let output = Command::new(&python)
+            .arg(format!("{folder}{script}"))
+            .args([&url, "sk-test", "synthetic"])
+            .output()
+            .unwrap();
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "openai {version}: {out}{err}");
         println!("openai {version}: {out}");

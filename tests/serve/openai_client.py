@@ -1,18 +1,16 @@
 """Asks a server of Tandem everything that it can do, with the `openai` package.
 
-    python openai_client.py http://127.0.0.1:8080/v1 KEY [synthetic] [forms]
+    python openai_client.py http://127.0.0.1:8080/v1 KEY [synthetic]
 
-With `synthetic` the model has random weights, and no tokenizer unless its answers can have `forms`. Exits with an assertion's message if an answer is wrong.
+With `synthetic` the model has random weights and no tokenizer. Exits with an assertion's message if an answer is wrong.
 """
 
-import json
 import sys
 
 import openai
 
 url, key = sys.argv[1:3]
 synthetic = "synthetic" in sys.argv[3:]
-forms = not synthetic or "forms" in sys.argv[3:]
 client = openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=300)
 model = client.models.list().data[0].id
 assert client.models.retrieve(model).id == model
@@ -73,81 +71,6 @@ error = refused(openai.BadRequestError, lambda: ask(response_format={"type": "gr
 assert error.param == "response_format", error
 refused(openai.NotFoundError, lambda: client.models.retrieve("no-such-model"))
 refused(openai.NotFoundError, lambda: client.embeddings.create(model=model, input="x"))
-
-# Forms.
-book = {
-    "type": "object",
-    "properties": {
-        "title": {"type": "string", "maxLength": 40},
-        "year": {"type": "integer", "minimum": 1000, "maximum": 2030},
-        "authors": {"type": "array", "minItems": 1, "maxItems": 2, "items": {"$ref": "#/$defs/person"}},
-    },
-    "required": ["title", "year", "authors"],
-    "additionalProperties": False,
-    "$defs": {"person": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 30}},
-                         "required": ["name"], "additionalProperties": False}},
-}
-
-
-def check_book(text):
-    value = json.loads(text)
-    assert list(value) == ["title", "year", "authors"], text
-    assert isinstance(value["title"], str) and len(value["title"]) <= 40, text
-    assert isinstance(value["year"], int) and 1000 <= value["year"] <= 2030, text
-    assert 1 <= len(value["authors"]) <= 2 and all(list(a) == ["name"] for a in value["authors"]), text
-
-
-def form(schema):
-    return {"type": "json_schema", "json_schema": {"name": "book", "strict": True, "schema": schema}}
-
-
-if forms:
-    about = [{"role": "user", "content": "Which book do you like? Answer in JSON."}]
-    for more in [{"temperature": 0}, {"seed": 1, "temperature": 1}, {"seed": 2, "n": 2, "frequency_penalty": 1}]:
-        answer = ask(messages=about, response_format=form(book), max_tokens=900, **more)
-        for choice in answer.choices:
-            assert choice.finish_reason == "stop", choice
-            check_book(choice.message.content)
-        chunks = list(ask(messages=about, response_format=form(book), max_tokens=900, stream=True, **more))
-        streamed = [c.choices[0] for c in chunks if c.choices[0].index == 0]
-        assert "".join(c.delta.content or "" for c in streamed) == answer.choices[0].message.content
-    assert ask(response_format={"type": "json_object"}, max_tokens=3).choices[0].finish_reason == "length"
-    assert ask(response_format={"type": "text"}).choices[0].message.content
-    completion = client.completions.create(model=model, prompt="A book:", max_tokens=900, extra_body={"response_format": form(book)})
-    check_book(completion.choices[0].text)
-    error = refused(openai.BadRequestError, lambda: ask(response_format=form({"type": "array", "uniqueItems": True})))
-    assert error.param == "response_format" and "uniqueItems" in error.message, error
-
-    # Tools.
-    tools = [
-        {"type": "function", "function": {"name": "add_book", "description": "Adds a book.", "parameters": book}},
-        {"type": "function", "function": {"name": "list_books", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}},
-    ]
-    please = [{"role": "user", "content": "Please add the book Faust by Goethe of 1808."}]
-    named = {"type": "function", "function": {"name": "add_book"}}
-    for choice in [named, "required"]:
-        wanted = dict(messages=please, tools=tools, tool_choice=choice, max_tokens=900, seed=5, parallel_tool_calls=False)
-        answer = ask(**wanted).choices[0]
-        assert answer.finish_reason == "tool_calls" and answer.message.content is None, answer
-        (call,) = answer.message.tool_calls
-        assert call.type == "function" and call.id and (choice == "required" or call.function.name == "add_book")
-        if call.function.name == "add_book":
-            check_book(call.function.arguments)
-        begun, arguments, finish = [], "", None
-        for chunk in ask(**wanted, stream=True):
-            finish = chunk.choices[0].finish_reason or finish
-            for part in chunk.choices[0].delta.tool_calls or []:
-                assert part.index == 0
-                if part.id:
-                    begun.append(part.function.name)
-                arguments += part.function.arguments or ""
-        assert (begun, arguments, finish) == ([call.function.name], call.function.arguments, "tool_calls")
-    turns = [*please, answer.message, {"role": "tool", "tool_call_id": call.id, "content": "It is there now."}]
-    after = ask(messages=turns, tools=tools, max_tokens=30).choices[0]
-    assert after.message.content or after.message.tool_calls, after
-    assert ask(messages=please, tools=tools, tool_choice="none").choices[0].message.tool_calls is None
-    error = refused(openai.BadRequestError, lambda: ask(tools=tools, tool_choice={"type": "function", "function": {"name": "none"}}))
-    assert error.param == "tool_choice", error
 
 # A client that has enough.
 stream = ask(stream=True, max_tokens=200)

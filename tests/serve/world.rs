@@ -120,7 +120,8 @@ pub struct Served {
 
 impl World {
     pub fn serve(self) -> Served {
-        let loaded = tandem::model::load("synth:tiny-llama").unwrap();
+        let loaded =
+            if self.spells { long_model() } else { tandem::model::load("synth:tiny-llama").unwrap() };
         let isa = Isa::selected().unwrap();
         let vocab = loaded.spec.vocab;
         let mut options = tandem::engine::Options::new(isa, self.context);
@@ -156,6 +157,17 @@ impl World {
         }
         served
     }
+}
+
+/// A tiny model with a context for spelled texts.
+fn long_model() -> tandem::model::LoadedModel {
+    let config = include_str!("../../specs/tiny-llama.json");
+    let mut config: Value = serde_json::from_str(config).unwrap();
+    config["max_position_embeddings"] = 8192.into();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    std::fs::write(&path, config.to_string()).unwrap();
+    tandem::model::load(&format!("synth:{}", path.display())).unwrap()
 }
 
 /// An answer of the server.

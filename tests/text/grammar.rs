@@ -296,6 +296,12 @@ fn smollm2() -> Option<Arc<Tokenizer>> {
     Some(Arc::new(Tokenizer::from_gguf(&gguf.metadata).unwrap()))
 }
 
+/// Time that this thread has had on a core, which other processes do not lengthen.
+fn on_cpu() -> Option<Duration> {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    Some(Duration::from_nanos(stat.split(' ').next()?.parse().ok()?))
+}
+
 /// Prints the times of masks over a vocabulary of 49 152 tokens, along an answer to a schema with nesting:
 /// `cargo test --release --test text masks_are_quick -- --nocapture`.
 #[test]
@@ -330,6 +336,7 @@ fn masks_are_quick() {
  {"what": "ink", "price": 3}], "note": "Please deliver it to the back door; the dog is friendly, but he barks."}"#;
     let tokens = tokenizer.encode(text, false, false).unwrap();
     let (mut times, mut guides) = (Vec::new(), Vec::new());
+    let before = on_cpu();
     for _ in 0..20 {
         let began = Instant::now();
         let mut guide = constraint.guide();
@@ -342,16 +349,19 @@ fn masks_are_quick() {
             assert_eq!(guide.take(token).unwrap(), i + 1 == tokens.len());
         }
     }
+    let cpu = on_cpu().zip(before).map(|(after, before)| (after - before) / times.len() as u32);
     times.sort_unstable();
     let mean = times.iter().sum::<Duration>() / times.len() as u32;
     let (p50, p99) = (times[times.len() / 2], times[times.len() * 99 / 100]);
     let guide = guides.iter().sum::<Duration>() / guides.len() as u32;
+    let most = times[times.len() - 1];
     println!(
-        "{} masks over {} tokens: mean {mean:?}, median {p50:?}, p99 {p99:?}, most {:?}; a guide takes {guide:?}, compiling {again:?}, \
-         the first time {first:?}",
+        "{} masks over {} tokens: mean {mean:?}, median {p50:?}, p99 {p99:?}, most {most:?}",
         times.len(),
-        tokenizer.vocab_size(),
-        times[times.len() - 1],
+        tokenizer.vocab_size()
+    );
+    println!(
+        "on a core, with taking the token: mean {cpu:?}; a guide takes {guide:?}, compiling {again:?}, the first time {first:?}"
     );
     if !cfg!(debug_assertions) {
         assert!(

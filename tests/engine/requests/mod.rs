@@ -3,7 +3,6 @@
 mod answers;
 mod emulated;
 mod faults;
-mod forms;
 mod lifecycle;
 mod numbers;
 mod prefixes;
