@@ -1,5 +1,6 @@
 //! `tandem generate`: continues or answers one prompt, or many.
 
+mod form;
 mod lines;
 mod many;
 mod neutral;
@@ -15,6 +16,7 @@ use tandem::open::{Demand, Model};
 use tandem::text::{Chat, Conversation, Message, Sampler, Tokenizer};
 use tandem::{Error, atomic_file};
 
+use self::form::FormArgs;
 use self::variables::VariableArgs;
 use super::args::EngineArgs;
 use super::open;
@@ -82,6 +84,9 @@ pub struct Args {
     /// steps (.svg).
     #[arg(long, value_name = "FILE", value_parser = timeline::file)]
     pub timeline: Option<PathBuf>,
+    /// The form of answers.
+    #[command(flatten)]
+    pub form: FormArgs,
     /// How tokens are chosen.
     #[command(flatten)]
     pub sampling: SamplingArgs,
@@ -179,6 +184,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     ending.withhold(&mut sampling.params);
     // Checked before the model is loaded.
     Sampler::new(sampling.params.clone())?;
+    let constraint = args.form.constraint(tokenizer.as_ref(), opened.loaded.spec.vocab)?;
     let chat = chat(&opened, tokenizer.clone(), args.system.as_deref(), &args.variables);
     let ids = match args.raw {
         true => chat.raw(&prompt)?,
@@ -200,6 +206,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         max_tokens: args.max_tokens as usize,
         ending,
         logprobs: args.logprobs.map(|k| k as usize),
+        constraint,
     };
     let (engine, generated) = generate(running.engine, tokenizer, request, started, !args.json)?;
     running.engine = engine;

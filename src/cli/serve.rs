@@ -9,6 +9,7 @@ use tandem::engine::{Service, Shutdown};
 use tandem::hub::DEFAULT_MODEL;
 use tandem::open::Needs;
 use tandem::serve::{Keys, Model, Options, Server};
+use tandem::text::Grammars;
 use tandem::{Error, Result};
 
 use super::args::EngineArgs;
@@ -200,7 +201,9 @@ fn load(args: &Args, targets: tandem::sched::Targets, queue: usize) -> anyhow::R
     let (vocab, context) = (spec.vocab, requests.engine().context());
     let service = Service::with_capacity(requests, sequences + queue)?;
     let client = service.client();
-    let model = Model { client, chat, tokenizer, vocab, context, sequences, sampling: params, ending };
+    let grammars = Grammars::new(tokenizer.clone(), vocab);
+    let sampling = params;
+    let model = Model { client, chat, tokenizer, grammars, vocab, context, sequences, sampling, ending };
     Ok(Loaded { service, model, _notices: notices })
 }
 

@@ -14,8 +14,10 @@ use std::sync::mpsc::{Receiver, channel};
 
 use rustc_hash::FxHashMap;
 
+mod masks;
 mod step;
 
+use self::masks::{Held, Masks};
 use super::kv::Chain;
 use super::outcome::TokenSource;
 use super::sequences::Engine;
@@ -23,7 +25,7 @@ use crate::cache::KvGeometry;
 use crate::device::TOP_K;
 use crate::program::{Flow, Group, RequestId, Side};
 use crate::sched::{Continuous, Limits, Predict, Queues, RequestView, Strategy, Targets, Untimed};
-use crate::text::{Answer, Ending, Sampler, SamplerParams, Tokenizer};
+use crate::text::{Answer, Constraint, Ending, Sampler, SamplerParams, Tokenizer};
 use crate::timeline::Timeline;
 use crate::{Error, Result};
 
@@ -40,6 +42,8 @@ pub struct Request {
     pub ending: Ending,
     /// Log-probabilities: of each token of the answer, and of this many most likely ones beside it.
     pub logprobs: Option<usize>,
+    /// What form the answer has. It ends when nothing may follow.
+    pub constraint: Option<Constraint>,
 }
 
 /// Why a request ended.
@@ -136,6 +140,8 @@ struct Live {
     answer: Answer,
     logprobs: Option<usize>,
     sampler: Sampler,
+    /// Its form.
+    held: Option<Held>,
     /// Its pages that others may begin with.
     chain: Chain,
     deliver: Deliver,
@@ -144,12 +150,14 @@ struct Live {
 impl Live {
     /// Whether it needs only the likeliest token.
     fn is_greedy(&self) -> bool {
-        self.sampler.params().is_greedy() && self.logprobs.is_none()
+        self.sampler.params().is_greedy() && self.logprobs.is_none() && self.held.is_none()
     }
 
     /// What the likeliest tokens are asked for with, if they may be enough.
     fn top_factor(&self) -> Option<f32> {
-        self.sampler.top_factor(TOP_K).filter(|_| self.logprobs.is_none())
+        // What a draw would have to know of all tokens that a form allows, nobody has summed up.
+        let may = self.held.is_none() || self.sampler.params().is_greedy();
+        self.sampler.top_factor(TOP_K).filter(|_| may && self.logprobs.is_none())
     }
 }
 
@@ -185,6 +193,7 @@ pub struct Batcher {
     costs: Box<dyn Predict + Send>,
     tokenizer: Option<Arc<Tokenizer>>,
     limits: Limits,
+    masks: Masks,
     /// Consecutive steps in which no request made progress.
     idle_steps: u32,
 }
@@ -207,7 +216,8 @@ impl Batcher {
             host_pages,
         };
         let (live, queues) = (InFlight::default(), Queues::default());
-        Batcher { engine, live, queues, strategy, costs, tokenizer: None, limits, idle_steps: 0 }
+        let (tokenizer, masks) = (None, Masks::default());
+        Batcher { engine, live, queues, strategy, costs, tokenizer, limits, masks, idle_steps: 0 }
     }
 
     /// The engine.
@@ -286,7 +296,7 @@ impl Batcher {
     /// # Errors
     /// As [`Batcher::submit`]; nothing is delivered then.
     pub fn submit_to(&mut self, request: Request, deliver: Deliver) -> Result<RequestId> {
-        let Request { prompt, sampling, max_tokens, ending, logprobs } = request;
+        let Request { prompt, sampling, max_tokens, ending, logprobs, constraint } = request;
         if prompt.is_empty() {
             return Err(Error::usage("the prompt is empty"));
         }
@@ -327,6 +337,7 @@ impl Batcher {
             answer: Answer::new(self.tokenizer.clone(), ending),
             logprobs,
             sampler,
+            held: constraint.as_ref().map(Held::to),
             chain: Chain::default(),
             deliver,
         };

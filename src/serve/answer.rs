@@ -6,7 +6,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use tokio::time::{Duration, timeout};
 
-use super::choice::{Piece, Scored};
+use super::choice::{Call, Piece, Scored};
 use super::error::ApiError;
 use super::form::{Form, Head, Part, event};
 use super::run::{Run, Update};
@@ -47,15 +47,10 @@ pub(super) async fn whole(mut run: Run, writing: &Writing) -> Response {
     parts.iter_mut().for_each(|part| part.offset = chars(part.text.as_deref().unwrap_or_default()));
     while let Some(update) = run.next().await {
         match update {
-            Update::Piece(index, Piece { text, scored }) => {
-                let part = &mut parts[index];
-                part.text.get_or_insert_default().push_str(&text);
-                part.scored.iter_mut().for_each(|all| all.extend_from_slice(&scored));
-            }
-            Update::End(index, scored, reason) => {
-                let part = &mut parts[index];
-                part.scored.iter_mut().for_each(|all| all.extend_from_slice(&scored));
-                part.finish = Some(reason);
+            Update::Piece(index, piece) => add(&mut parts[index], piece),
+            Update::End(index, piece, reason) => {
+                add(&mut parts[index], piece);
+                parts[index].finish = Some(reason);
             }
             Update::Failed(error) => return error.into_response(),
         }
@@ -63,6 +58,22 @@ pub(super) async fn whole(mut run: Run, writing: &Writing) -> Response {
     run.record.done();
     let usage = run.record.usage();
     Json(writing.head.whole(parts, usage)).into_response()
+}
+
+/// Adds what is new to a whole answer.
+fn add(part: &mut Part, piece: Piece) {
+    let Piece { text, reasoning, calls, scored } = piece;
+    part.text.get_or_insert_default().push_str(&text);
+    if !reasoning.is_empty() {
+        part.reasoning.get_or_insert_default().push_str(&reasoning);
+    }
+    for Call { index, begins, arguments } in calls {
+        match part.calls.last_mut() {
+            Some(call) if call.index == index => call.arguments += &arguments,
+            _ => part.calls.push(Call { index, begins, arguments }),
+        }
+    }
+    part.scored.iter_mut().for_each(|all| all.extend_from_slice(&scored));
 }
 
 /// A stream of events. The first are there at once.
@@ -132,10 +143,10 @@ impl Stream {
 
     fn write(&mut self, to: &mut Vec<u8>, update: Update) {
         match update {
-            Update::Piece(index, Piece { text, scored }) => self.piece(to, index, text, scored),
-            Update::End(index, scored, reason) => {
-                if !scored.is_empty() {
-                    self.piece(to, index, String::new(), scored);
+            Update::Piece(index, piece) => self.piece(to, index, piece),
+            Update::End(index, rest, reason) => {
+                if rest != Piece::default() {
+                    self.piece(to, index, rest);
                 }
                 self.chunk(to, Part { index, finish: Some(reason), ..Part::default() });
             }
@@ -147,11 +158,16 @@ impl Stream {
         }
     }
 
-    fn piece(&mut self, to: &mut Vec<u8>, index: usize, text: String, scored: Vec<Scored>) {
+    fn piece(&mut self, to: &mut Vec<u8>, index: usize, piece: Piece) {
+        let Piece { text, reasoning, calls, scored } = piece;
         let offset = self.offsets[index];
         self.offsets[index] += scored.iter().map(|s| chars(&s.token)).sum::<usize>();
         let scored = self.writing.scored(scored);
-        self.chunk(to, Part { index, text: Some(text), scored, offset, ..Part::default() });
+        let reasoning = (!reasoning.is_empty()).then_some(reasoning);
+        // Log-probabilities may come without a text.
+        let is_text = !text.is_empty() || (reasoning.is_none() && calls.is_empty());
+        let text = is_text.then_some(text);
+        self.chunk(to, Part { index, text, reasoning, calls, scored, offset, ..Part::default() });
     }
 
     fn chunk(&self, to: &mut Vec<u8>, part: Part) {

@@ -1,4 +1,4 @@
-//! An answer in the making: its text, and the log-probabilities of the tokens that are that text.
+//! An answer in the making: the parts of its text, and the log-probabilities of the tokens that are that text.
 //!
 //! A token's text may come with a later token, when a character or what could be a stop string is complete, or never,
 //! behind a stop string. Its log-probabilities come with its text: joined, the tokens' bytes are the text.
@@ -7,12 +7,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::engine::Token;
-use crate::text::{Ending, Tokenizer};
+use crate::text::{self, CallFormat, Ending, Reader, Tokenizer};
 
 /// Spells tokens: as the text of an answer has them, and by name.
 #[derive(Clone)]
 pub(super) struct Speller {
     pub tokenizer: Option<Arc<Tokenizer>>,
+    /// Control tokens that are text.
+    pub shown: Arc<[u32]>,
 }
 
 impl Speller {
@@ -20,7 +22,7 @@ impl Speller {
     fn in_text(&self, id: u32) -> Vec<u8> {
         match &self.tokenizer {
             None => format!("{id} ").into_bytes(),
-            Some(t) if t.is_special(id) || t.is_eog(id) => Vec::new(),
+            Some(t) if (t.is_special(id) || t.is_eog(id)) && !self.shown.contains(&id) => Vec::new(),
             Some(t) => t.token_bytes(id),
         }
     }
@@ -48,10 +50,36 @@ pub(super) struct Scored {
     start: usize,
 }
 
+/// How the text of an answer is read.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Reading {
+    /// How calls are written, if there may be any.
+    pub format: Option<CallFormat>,
+    /// Whether it may begin with reasoning.
+    pub thinks: bool,
+    /// Whether the prompt has begun the reasoning.
+    pub begun: bool,
+    /// Makes ids of calls those of this request.
+    pub salt: u64,
+}
+
+/// A part of a call.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Call {
+    /// Its number in the answer.
+    pub index: usize,
+    /// Its id and the function's name, where it begins.
+    pub begins: Option<(String, String)>,
+    /// More of its arguments.
+    pub arguments: String,
+}
+
 /// New of an answer.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Piece {
     pub text: String,
+    pub reasoning: String,
+    pub calls: Vec<Call>,
     pub scored: Vec<Scored>,
 }
 
@@ -65,11 +93,46 @@ pub(super) struct Choice {
     /// Bytes of tokens so far.
     spelled: usize,
     waiting: VecDeque<Scored>,
+    reader: Reader,
+    format: Option<CallFormat>,
+    /// Makes ids of calls those of this answer.
+    salt: u64,
 }
 
 impl Choice {
-    pub fn new(speller: Speller, ending: &Ending) -> Choice {
-        Choice { speller, ends: ending.tokens.clone(), text: 0, spelled: 0, waiting: VecDeque::new() }
+    /// Answer `index` of a request.
+    pub fn new(speller: Speller, ending: &Ending, reading: &Reading, index: usize) -> Choice {
+        let Reading { format, thinks, begun, salt } = *reading;
+        let reader = Reader::new(format, thinks, begun);
+        let ends = ending.tokens.clone();
+        // The golden ratio spreads successive numbers.
+        let salt = salt.wrapping_add((index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        Choice { speller, ends, text: 0, spelled: 0, waiting: VecDeque::new(), reader, format, salt }
+    }
+
+    /// Whether functions are called.
+    pub fn has_calls(&self) -> bool {
+        self.reader.calls() > 0
+    }
+
+    fn piece(&self, parts: Vec<text::Part>, scored: Vec<Scored>) -> Piece {
+        let mut piece = Piece { scored, ..Piece::default() };
+        for part in parts {
+            match part {
+                text::Part::Content(text) => piece.text += &text,
+                text::Part::Reasoning(text) => piece.reasoning += &text,
+                text::Part::Call(index, name) => {
+                    let number = self.salt.rotate_left(32).wrapping_mul(2 * index as u64 + 1);
+                    let begins = Some((call_id(self.format, number), name));
+                    piece.calls.push(Call { index, begins, arguments: String::new() });
+                }
+                text::Part::Arguments(index, text) => match piece.calls.last_mut() {
+                    Some(call) if call.index == index => call.arguments += &text,
+                    _ => piece.calls.push(Call { index, begins: None, arguments: text }),
+                },
+            }
+        }
+        piece
     }
 
     /// Takes the next token.
@@ -90,13 +153,32 @@ impl Choice {
         while self.waiting.front().is_some_and(|first| first.start + first.bytes.len() <= self.text) {
             scored.extend(self.waiting.pop_front());
         }
-        Piece { text: token.text, scored }
+        let parts = self.reader.push(&token.text);
+        self.piece(parts, scored)
     }
 
-    /// The tokens of which only the beginning is text.
-    pub fn finish(&mut self) -> Vec<Scored> {
+    /// The rest: what was held back, and the tokens of which only the beginning is text.
+    pub fn finish(&mut self) -> Piece {
         let text = self.text;
-        self.waiting.drain(..).filter(|scored| scored.start < text).collect()
+        let scored = self.waiting.drain(..).filter(|scored| scored.start < text).collect();
+        let parts = self.reader.finish();
+        self.piece(parts, scored)
+    }
+}
+
+/// The id of a call: no other call has it. Templates of Mistral want nine letters and digits.
+fn call_id(format: Option<CallFormat>, number: u64) -> String {
+    match format {
+        Some(CallFormat::Mistral | CallFormat::MistralArgs) => {
+            let mut left = number;
+            let digit = |_| {
+                let digit = (left % 36) as u32;
+                left /= 36;
+                char::from_digit(digit, 36).expect("a digit of base 36")
+            };
+            (0..9).map(digit).collect()
+        }
+        _ => format!("call_{number:016x}"),
     }
 }
 
@@ -110,10 +192,15 @@ mod tests {
         Token { id, text: text.into(), logprobs }
     }
 
+    fn choice(ending: Ending) -> Choice {
+        let speller = Speller { tokenizer: None, shown: Arc::default() };
+        Choice::new(speller, &ending, &Reading::default(), 0)
+    }
+
     /// Tokens without a tokenizer are their numbers, with a space behind each.
     #[test]
     fn log_probabilities_come_with_the_text_of_their_token() {
-        let mut choice = Choice::new(Speller { tokenizer: None }, &Ending::at(vec![7]));
+        let mut choice = choice(Ending::at(vec![7]));
         assert_eq!(choice.push(token(12, "12")).scored, [], "its last byte is held back");
         let piece = choice.push(token(3, " 3 "));
         let names: Vec<_> = piece.scored.iter().map(|s| s.token.as_str()).collect();
@@ -124,12 +211,12 @@ mod tests {
 
     #[test]
     fn tokens_behind_a_stop_string_are_none_of_the_answer() {
-        let mut choice = Choice::new(Speller { tokenizer: None }, &Ending::default());
+        let mut choice = choice(Ending::default());
         // The stop string "2 3" ends the answer behind "1".
         assert_eq!(choice.push(token(1, "1 ")).scored.len(), 1);
         assert_eq!(choice.push(token(42, "4")).scored, []);
         assert_eq!(choice.push(token(35, "")).scored, []);
-        let rest: Vec<_> = choice.finish().into_iter().map(|s| s.token).collect();
+        let rest: Vec<_> = choice.finish().scored.into_iter().map(|s| s.token).collect();
         assert_eq!(rest, ["42 "], "a part of it is text");
     }
 }

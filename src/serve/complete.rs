@@ -7,12 +7,14 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::answer::{Writing, refuse, stream, whole};
 use super::app::{App, Open, unix_time};
+use super::choice::Reading;
 use super::error::ApiError;
 use super::form::{Form, Head};
 use super::model::{Loaded, Model};
 use super::record::Record;
 use super::run::Run;
 use super::settings::Settings;
+use crate::text::Constraint;
 
 /// A request for completions.
 pub(super) struct Asked {
@@ -22,6 +24,9 @@ pub(super) struct Asked {
     pub prompts: Vec<Vec<u32>>,
     /// Log-probabilities of each token, and of this many likely ones.
     pub logprobs: Option<usize>,
+    /// The form of the answers.
+    pub constraint: Option<Constraint>,
+    pub reading: Reading,
     /// The texts of the prompts, to put in front of the answers.
     pub echo: Option<Vec<String>>,
     pub places: OwnedSemaphorePermit,
@@ -75,10 +80,12 @@ pub(super) async fn answer(
         Ok(both) => both,
         Err(error) => return refuse(record, error),
     };
-    let Asked { form, settings, prompts, logprobs, echo, places } = asked;
+    let Asked { form, settings, prompts, logprobs, constraint, mut reading, echo, places } = asked;
+    reading.salt = app.seed();
     let choices = prompts.len() * settings.n;
     record.asks(prompts.iter().map(Vec::len).sum(), choices, settings.stream);
-    let run = Run::start(&loaded.model, &settings, &prompts, logprobs, places, (open, record)).await;
+    let form_of = (constraint, reading);
+    let run = Run::start(&loaded.model, &settings, &prompts, logprobs, form_of, places, (open, record)).await;
     let run = match run {
         Ok(run) => run,
         Err(error) => return error.into_response(),

@@ -9,12 +9,16 @@ const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 /// Most messages.
 const MOST_MESSAGES: usize = 4096;
 
-/// The conversation of a request.
+/// The conversation of a request, with its functions if the model `has_tools`.
 ///
 /// # Errors
 /// Messages with another role or without a text, and fields that ask for what is not there yet.
-pub(super) fn of(fields: &fields::Chat, chat: &text::Chat) -> Result<Conversation, ApiError> {
-    refuse_tools(fields)?;
+pub(super) fn of(
+    fields: &fields::Chat,
+    has_tools: bool,
+    chat: &text::Chat,
+) -> Result<Conversation, ApiError> {
+    refuse_others(fields)?;
     if fields.messages.is_empty() || fields.messages.len() > MOST_MESSAGES {
         let message = format!("messages: 1 to {MOST_MESSAGES} messages are wanted");
         return Err(ApiError::bad("messages", message));
@@ -23,6 +27,11 @@ pub(super) fn of(fields: &fields::Chat, chat: &text::Chat) -> Result<Conversatio
     let each = fields.messages.iter().enumerate();
     let messages = each.map(|(i, fields)| message(i, fields, knows_developers)).collect::<Result<_, _>>()?;
     let mut conversation = chat.conversation(messages);
+    conversation.tools = fields.tools.clone().filter(|_| has_tools).map(Json::List);
+    let has_calls = conversation.messages.iter().any(|m| m.field("tool_calls").is_some());
+    if chat.has_template() && !chat.shows_tools() && (has_tools || has_calls) {
+        text::tell(&mut conversation);
+    }
     if let Some(variables) = &fields.chat_template_kwargs {
         conversation.variables = template_variables(variables)?;
     }
@@ -53,11 +62,24 @@ fn message(index: usize, fields: &Json, knows_developers: bool) -> Result<Messag
     {
         *role = Json::from("system");
     }
+    open_arguments(&mut fields);
     Message::from_json(fields).map_err(|why| {
         let param = at(".content");
         let message = format!("{param}: {why}; texts and parts of type text are supported");
         ApiError::bad(&param, message)
     })
+}
+
+/// Arguments of calls as objects, which templates print: in a request they are texts.
+fn open_arguments(message: &mut Json) {
+    let Some(Json::List(calls)) = message.get_mut("tool_calls") else { return };
+    for call in calls {
+        let Some(arguments) = call.get_mut("function").and_then(|f| f.get_mut("arguments")) else { continue };
+        let parsed = arguments.as_str().and_then(|text| serde_json::from_str::<Json>(text).ok());
+        if let Some(object @ Json::Object(_)) = parsed {
+            *arguments = object;
+        }
+    }
 }
 
 fn template_variables(variables: &Json) -> Result<Vec<(String, Json)>, ApiError> {
@@ -71,22 +93,14 @@ fn template_variables(variables: &Json) -> Result<Vec<(String, Json)>, ApiError>
     }
 }
 
-/// An answer that should call functions is never given without them.
-fn refuse_tools(fields: &fields::Chat) -> Result<(), ApiError> {
-    let none = |choice: &Option<serde_json::Value>| choice.as_ref().is_some_and(|c| c == "none");
-    let any = |list: &Option<Vec<serde_json::Value>>| list.as_ref().is_some_and(|l| !l.is_empty());
-    let why = "tools are not supported yet, other than with tool_choice none";
-    if any(&fields.tools) && !none(&fields.tool_choice) {
-        return Err(ApiError::unsupported("tools", why));
-    }
-    if any(&fields.functions) && !none(&fields.function_call) {
+/// Asks for functions in older words, and for answers that are no text, are refused.
+fn refuse_others(fields: &fields::Chat) -> Result<(), ApiError> {
+    let why = "tools and tool_choice are supported";
+    let none = fields.function_call.as_ref().is_some_and(|choice| choice == "none");
+    if fields.functions.as_ref().is_some_and(|list| !list.is_empty()) && !none {
         return Err(ApiError::unsupported("functions", why));
     }
-    let harmless = |choice: &serde_json::Value| choice == "none" || choice == "auto";
-    if fields.tool_choice.as_ref().is_some_and(|choice| !harmless(choice)) {
-        return Err(ApiError::unsupported("tool_choice", why));
-    }
-    if fields.function_call.as_ref().is_some_and(|choice| !harmless(choice)) {
+    if fields.function_call.as_ref().is_some_and(|choice| choice != "none" && choice != "auto") {
         return Err(ApiError::unsupported("function_call", why));
     }
     let other_than_text = fields.modalities.iter().flatten().any(|modality| modality != "text");

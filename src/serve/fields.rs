@@ -64,6 +64,13 @@ pub(super) struct StreamOptions {
 pub(super) struct ResponseFormat {
     #[serde(rename = "type")]
     pub kind: String,
+    pub json_schema: Option<JsonSchema>,
+}
+
+/// `response_format.json_schema`. Its `strict` makes no difference: the schema is enforced in any case.
+#[derive(Debug, Deserialize)]
+pub(super) struct JsonSchema {
+    pub schema: Option<Value>,
 }
 
 /// What `POST /v1/chat/completions` has besides.
@@ -73,8 +80,9 @@ pub(super) struct Chat {
     pub max_completion_tokens: Option<u32>,
     pub logprobs: Option<bool>,
     pub top_logprobs: Option<u32>,
-    pub tools: Option<Vec<Value>>,
+    pub tools: Option<Vec<Json>>,
     pub tool_choice: Option<Value>,
+    pub parallel_tool_calls: Option<bool>,
     pub functions: Option<Vec<Value>>,
     pub function_call: Option<Value>,
     pub modalities: Option<Vec<String>>,

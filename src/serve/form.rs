@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::choice::Scored;
+use super::choice::{Call, Scored};
 
 /// Log-probabilities below this are written as this: JSON has no infinity.
 const LEAST: f64 = -9999.0;
@@ -57,6 +57,8 @@ pub(super) struct Part {
     pub index: usize,
     /// `None` at the end of a stream.
     pub text: Option<String>,
+    pub reasoning: Option<String>,
+    pub calls: Vec<Call>,
     /// Whether it is the first of a stream.
     pub first: bool,
     pub scored: Option<Vec<Scored>>,
@@ -86,7 +88,7 @@ impl Head {
         let choice = |part: Part| match self.form {
             Form::Chat => json!({
                 "index": part.index,
-                "message": { "role": "assistant", "content": part.text, "refusal": null },
+                "message": message(&part),
                 "logprobs": part.scored.as_deref().map(chat_logprobs),
                 "finish_reason": part.finish,
             }),
@@ -124,6 +126,36 @@ impl Head {
     }
 }
 
+/// The message of a whole answer. One that only calls functions has no content.
+fn message(part: &Part) -> Value {
+    let content = part.text.as_deref().filter(|text| !text.is_empty() || part.calls.is_empty());
+    let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
+    if let Some(reasoning) = &part.reasoning {
+        message["reasoning_content"] = json!(reasoning);
+    }
+    if !part.calls.is_empty() {
+        message["tool_calls"] = part.calls.iter().map(|one| call(one, false)).collect();
+    }
+    message
+}
+
+/// A call, or a part of one in a stream: with its number there, and id and name only where it begins.
+fn call(call: &Call, numbered: bool) -> Value {
+    let mut function = Map::new();
+    let mut entry = Map::new();
+    if numbered {
+        entry.insert("index".into(), call.index.into());
+    }
+    if let Some((id, name)) = &call.begins {
+        entry.insert("id".into(), id.as_str().into());
+        entry.insert("type".into(), "function".into());
+        function.insert("name".into(), name.as_str().into());
+    }
+    function.insert("arguments".into(), call.arguments.as_str().into());
+    entry.insert("function".into(), function.into());
+    entry.into()
+}
+
 fn chat_delta(part: Part) -> Value {
     let mut delta = Map::new();
     if part.first {
@@ -131,6 +163,12 @@ fn chat_delta(part: Part) -> Value {
     }
     if let Some(text) = part.text {
         delta.insert("content".into(), text.into());
+    }
+    if let Some(reasoning) = part.reasoning {
+        delta.insert("reasoning_content".into(), reasoning.into());
+    }
+    if !part.calls.is_empty() {
+        delta.insert("tool_calls".into(), part.calls.iter().map(|one| call(one, true)).collect());
     }
     json!({
         "index": part.index,

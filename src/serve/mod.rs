@@ -36,6 +36,7 @@ mod record;
 mod run;
 mod settings;
 mod socket;
+mod wanted;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

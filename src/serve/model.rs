@@ -6,7 +6,7 @@ use tokio::sync::Semaphore;
 
 use super::error::ApiError;
 use crate::engine::Client;
-use crate::text::{Chat, Ending, SamplerParams, Tokenizer};
+use crate::text::{Chat, Ending, Grammars, SamplerParams, Tokenizer};
 
 /// A loaded model, and what its requests have where they say nothing.
 pub struct Model {
@@ -16,6 +16,8 @@ pub struct Model {
     pub chat: Chat,
     /// The tokenizer; random weights have none, and their text consists of the tokens' numbers.
     pub tokenizer: Option<Arc<Tokenizer>>,
+    /// Compiles the forms that answers are asked to have.
+    pub grammars: Grammars,
     /// Tokens of the vocabulary.
     pub vocab: usize,
     /// Most tokens of a sequence.

@@ -12,19 +12,20 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::app::Open;
-use super::choice::{Choice, Piece, Scored, Speller};
+use super::choice::{Choice, Piece, Reading, Speller};
 use super::error::ApiError;
 use super::model::Model;
 use super::record::Record;
 use super::settings::Settings;
 use crate::engine::{Delivery, Event, Finish, Flight, Request};
+use crate::text::Constraint;
 
 /// News of an answer.
 pub(super) enum Update {
     /// More of it.
     Piece(usize, Piece),
-    /// It has ended: with the last log-probabilities, and why.
-    End(usize, Vec<Scored>, &'static str),
+    /// It has ended: with the rest of it, and why.
+    End(usize, Piece, &'static str),
     /// Something failed; nothing follows.
     Failed(ApiError),
 }
@@ -59,13 +60,15 @@ impl Run {
         settings: &Settings,
         prompts: &[Vec<u32>],
         logprobs: Option<usize>,
+        (constraint, reading): (Option<Constraint>, Reading),
         places: OwnedSemaphorePermit,
         (open, record): (Open, Record),
     ) -> Result<Run, ApiError> {
         let (sender, deliveries) = unbounded_channel();
         let all = prompts.len() * settings.n;
         let (mut flights, mut choices) = (Vec::with_capacity(all), Vec::with_capacity(all));
-        let speller = Speller { tokenizer: model.tokenizer.clone() };
+        let (tokenizer, shown) = (model.tokenizer.clone(), settings.ending.shown.clone());
+        let speller = Speller { tokenizer, shown };
         for index in 0..all {
             let prompt = &prompts[index / settings.n];
             let request = Request {
@@ -74,6 +77,7 @@ impl Run {
                 max_tokens: settings.max_tokens.unwrap_or(model.context),
                 ending: settings.ending.clone(),
                 logprobs,
+                constraint: constraint.clone(),
             };
             let (own, refused) = (sender.clone(), sender.clone());
             let deliver = move |delivery| own.send((index, delivery)).is_ok();
@@ -81,7 +85,7 @@ impl Run {
                 Ok(flight) => flights.push(flight),
                 Err(error) => drop(refused.send((index, Delivery::Refused(error)))),
             }
-            choices.push(Choice::new(speller.clone(), &settings.ending));
+            choices.push(Choice::new(speller.clone(), &settings.ending, &reading, index));
         }
         // Only the engine's thread delivers from here on.
         drop(sender);
@@ -166,9 +170,15 @@ impl Run {
             }
             Delivery::Event(Event::End(how)) => {
                 self.left -= 1;
-                let reason = if how == Finish::Length { "length" } else { "stop" };
+                let choice = &mut self.choices[index];
+                let rest = choice.finish();
+                let reason = match how {
+                    Finish::Length => "length",
+                    _ if choice.has_calls() => "tool_calls",
+                    _ => "stop",
+                };
                 self.record.ended(index, reason);
-                Some(Update::End(index, self.choices[index].finish(), reason))
+                Some(Update::End(index, rest, reason))
             }
         }
     }

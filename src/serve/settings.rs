@@ -119,14 +119,8 @@ fn within(
     }
 }
 
-/// An answer that was asked to have a form is never given without it.
+/// Other servers' words for forms of answers: these are refused, never ignored.
 fn refuse_constraints(fields: &Common) -> Result<(), ApiError> {
-    if let Some(format) = &fields.response_format
-        && format.kind != "text"
-    {
-        let why = "only text is supported so far: this server does not constrain answers yet";
-        return Err(ApiError::unsupported("response_format", why));
-    }
     let constraints = [
         ("guided_json", &fields.guided_json),
         ("guided_regex", &fields.guided_regex),
@@ -138,7 +132,7 @@ fn refuse_constraints(fields: &Common) -> Result<(), ApiError> {
         ("regex", &fields.regex),
     ];
     match constraints.iter().find(|(_, value)| value.is_some()) {
-        Some((name, _)) => Err(ApiError::unsupported(name, "this server does not constrain answers yet")),
+        Some((name, _)) => Err(ApiError::unsupported(name, "response_format is supported")),
         None => Ok(()),
     }
 }

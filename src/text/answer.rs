@@ -18,6 +18,8 @@ pub struct Ending {
     pub keep_stop: bool,
     /// Whether special tokens are text.
     pub show_special: bool,
+    /// Special tokens that are text in any case.
+    pub shown: Arc<[u32]>,
 }
 
 impl Ending {
@@ -68,7 +70,7 @@ impl Answer {
         let out = match &self.tokenizer {
             _ if ends && !self.ending.keep_stop => StreamOutput::default(),
             None => self.stream.push(format!("{id} ").as_bytes()),
-            Some(t) if t.is_special(id) && self.ending.show_special => {
+            Some(t) if t.is_special(id) && (self.ending.show_special || self.ending.shown.contains(&id)) => {
                 self.stream.push(t.token_text(id).unwrap_or_default().as_bytes())
             }
             Some(t) if t.is_special(id) || t.is_eog(id) => StreamOutput::default(),

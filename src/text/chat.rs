@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::calls::{CallFormat, MARKERS, THINK, UNTHINK};
 use super::{ChatTemplate, Conversation, Json, Message, Sandbox, Tokenizer};
 use crate::{Error, Result};
 
@@ -28,6 +29,9 @@ pub struct Prompts {
     /// What has no effect on them, in sentences.
     pub notes: Vec<String>,
 }
+
+/// Tokens at the end of a prompt in which `<think>` is looked for: it may be spelled, with space behind it.
+const TAIL: usize = 16;
 
 /// Tokens of a text for random weights, which have no tokenizer: its bytes.
 fn synthetic_ids(text: &str, vocab: usize) -> Vec<u32> {
@@ -85,6 +89,37 @@ impl Chat {
     /// Whether the template has `name` in it.
     pub fn mentions(&self, name: &str) -> bool {
         self.template.as_deref().is_some_and(|template| mentions(template, name))
+    }
+
+    /// Whether the template shows functions to the model.
+    pub fn shows_tools(&self) -> bool {
+        self.mentions("tools")
+    }
+
+    /// How the model writes calls of functions: as its template asks for, or, where the template has no place for functions, as
+    /// [`tell`](super::tell) does. `None` without a template, or if its way of writing is not known.
+    pub fn call_format(&self) -> Option<CallFormat> {
+        let template = self.template.as_deref()?;
+        if self.shows_tools() { CallFormat::of(template) } else { Some(CallFormat::Hermes) }
+    }
+
+    /// Whether answers may begin with reasoning between `<think>` and `</think>`.
+    pub fn thinks(&self) -> bool {
+        self.template.as_deref().is_some_and(|template| template.contains(UNTHINK))
+    }
+
+    /// Whether a prompt ends inside of reasoning: the template has begun it.
+    pub fn has_begun_thinking(&self, prompt: &[u32]) -> bool {
+        let Some(tokenizer) = self.tokenizer.as_deref().filter(|_| self.thinks()) else { return false };
+        let tail = &prompt[prompt.len().saturating_sub(TAIL)..];
+        tokenizer.decode(tail, false).trim_end().ends_with(THINK)
+    }
+
+    /// Control tokens that are markers in the text of answers.
+    pub fn markers(&self) -> Arc<[u32]> {
+        let tokenizer = self.tokenizer.as_deref();
+        let special = |t: &Tokenizer, text| t.token_id(text).filter(|&id| t.is_special(id));
+        MARKERS.iter().filter_map(|text| special(tokenizer?, text)).collect()
     }
 
     /// The tokens of a text without the template. Control tokens in the text are recognised, as in other programs:

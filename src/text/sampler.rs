@@ -186,6 +186,22 @@ impl Sampler {
         self.draw_among(max, beyond)
     }
 
+    /// The likeliest token that is `allowed`, if the likeliest tokens tell: what a greedy choice from the whole row would be
+    /// without the others. Nothing is drawn.
+    pub fn likeliest_among(&self, top: &Top, allowed: impl Fn(u32) -> bool) -> Option<u32> {
+        let (&(max, _), &(last, _)) = (top.likeliest.first()?, top.likeliest.last()?);
+        // What is not a number, or infinite, is for those who see the whole row.
+        if !self.params.is_greedy() || !max.is_finite() || !top.sum.is_finite() {
+            return None;
+        }
+        let best = top.likeliest.iter().find(|t| allowed(t.1))?.0;
+        // Equals of it may be among the others.
+        if best == f32::NEG_INFINITY || (best == last && !top.is_whole()) {
+            return None;
+        }
+        top.likeliest.iter().filter(|t| t.0 == best && allowed(t.1)).map(|t| t.1).min()
+    }
+
     /// Picks the next token after `history` (oldest first). May change `logits`.
     ///
     /// NaN is never chosen; if all logits are NaN, or all tokens are excluded, the result is token 0.

@@ -63,6 +63,11 @@ impl Message {
         self.0.get("role").and_then(Json::as_str).unwrap_or_default()
     }
 
+    /// Another field.
+    pub fn field(&self, name: &str) -> Option<&Json> {
+        self.0.get(name)
+    }
+
     /// The text of the turn: its content, or that of all parts.
     pub fn text(&self) -> String {
         match self.0.get("content") {

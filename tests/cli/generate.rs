@@ -379,3 +379,36 @@ fn a_chat_is_answered() {
     // The template's frame around the question.
     assert!(report["prompt_tokens"].as_u64().unwrap() > 15, "{report}");
 }
+
+#[test]
+fn answers_have_the_form_that_was_asked_for() {
+    let Some(model) = smollm2() else { return };
+    let home = home();
+    let schema = r#"{"type": "object", "properties": {"capital": {"type": "string", "maxLength": 20},
+        "rivers": {"type": "array", "items": {"type": "string", "maxLength": 20}, "minItems": 1, "maxItems": 3}},
+        "required": ["capital", "rivers"], "additionalProperties": false}"#;
+    #[derive(Debug, serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct France {
+        capital: String,
+        rivers: Vec<String>,
+    }
+    let file = home.path().join("schema.json");
+    std::fs::write(&file, schema).unwrap();
+    let generate = |extra: &[&str]| {
+        let mut command = tandem(home.path());
+        command.args(["generate", "--json", "--temp", "0", "-n", "200", "-m"]).arg(&model).args(extra);
+        run(command.arg("Tell me the capital of France, and its rivers, as JSON."))
+    };
+    for schema in [schema, file.to_str().unwrap()] {
+        let answer = parsed(&generate(&["--json-schema", schema]));
+        assert_eq!(answer["finish_reason"], "stop", "{answer}");
+        let france: France = serde_json::from_str(answer["text"].as_str().unwrap()).unwrap();
+        assert!(france.capital.len() <= 80 && (1..=3).contains(&france.rivers.len()), "{france:?}");
+    }
+    let answer = parsed(&generate(&["--grammar", "start: \"yes\" | \"no\""]));
+    assert!(["yes", "no"].contains(&answer["text"].as_str().unwrap()), "{answer}");
+    assert_error(&generate(&["--json-schema", "{\"type\": \"nothing\"}"]), 2, "--json-schema: ");
+    assert_error(&generate(&["--json-schema", "/no/such/file"]), 1, "/no/such/file");
+    assert_error(&generate(&["--grammar", "start: nothing"]), 2, "--grammar: ");
+}

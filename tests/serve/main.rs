@@ -3,7 +3,10 @@
 mod answers;
 mod connections;
 mod errors;
+mod forms;
 mod lifecycle;
 mod openai;
 mod scores;
+#[path = "../support/mod.rs"]
+mod support;
 mod world;

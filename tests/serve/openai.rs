@@ -18,12 +18,24 @@ fn the_openai_package_understands_all_answers() {
     };
     let options =
         Options { keys: Keys::new(["sk-test"]).unwrap(), name: "tiny".into(), ..Options::default() };
-    let served = World { options, ..World::default() }.serve();
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve/openai_client.py");
-    let url = format!("http://{}/v1", served.server.address());
-    let output = Command::new(&python).args([script, &url, "sk-test", "synthetic"]).output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "openai {version}: {out}{err}");
-    println!("openai {version}: {out}");
-    served.wait_until_free();
+    // Models of random weights: tokens without texts, then bytes with a template.
+    let template = "{% for m in messages %}<|turn|>{{ m.role }} {{ m.content }}<|end|>{% endfor %}<|turn|>";
+    let plain = World { options: options.clone(), ..World::default() }.serve();
+    let context = 4096;
+    let spelling =
+        World { options, spells: true, template: Some(template), context, chunk: 256, ..World::default() };
+    let spelling = spelling.serve();
+    for (served, script) in [(plain, "openai_client.py"), (spelling, "openai_forms.py")] {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve/");
+        let url = format!("http://{}/v1", served.server.address());
+        let output = Command::new(&python)
+            .arg(format!("{folder}{script}"))
+            .args([&url, "sk-test", "synthetic"])
+            .output()
+            .unwrap();
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "openai {version}: {out}{err}");
+        println!("openai {version}: {out}");
+        served.wait_until_free();
+    }
 }

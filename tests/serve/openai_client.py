@@ -67,7 +67,7 @@ error = refused(openai.BadRequestError, lambda: ask(temperature=-1))
 assert error.param == "temperature", error
 error = refused(openai.BadRequestError, lambda: ask(messages=[{"role": "user", "content": "x " * 9000}]))
 assert error.code == "context_length_exceeded", error
-error = refused(openai.BadRequestError, lambda: ask(response_format={"type": "json_object"}))
+error = refused(openai.BadRequestError, lambda: ask(response_format={"type": "grammar"}))
 assert error.param == "response_format", error
 refused(openai.NotFoundError, lambda: client.models.retrieve("no-such-model"))
 refused(openai.NotFoundError, lambda: client.embeddings.create(model=model, input="x"))

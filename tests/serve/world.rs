@@ -11,7 +11,9 @@ use tandem::engine::{Batcher, Engine, Service};
 use tandem::sched::{Continuous, Decision, Limits, Predict, Queues, Strategy, Untimed};
 use tandem::serve::{Model, Options, Server};
 use tandem::simd::Isa;
-use tandem::text::{Chat, Ending, SamplerParams};
+use tandem::text::{Chat, Ending, Grammars, SamplerParams, Sandbox};
+
+use crate::support::spelling;
 
 /// Long enough for the slowest machine; waiting for so long is a failure.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -85,6 +87,9 @@ pub struct World {
     pub ready: bool,
     /// Whether requests share what earlier ones computed.
     pub prefixes: bool,
+    /// Whether tokens are bytes, instead of numbers without a text.
+    pub spells: bool,
+    pub template: Option<&'static str>,
 }
 
 impl Default for World {
@@ -98,6 +103,8 @@ impl Default for World {
             chunk: 64,
             ready: true,
             prefixes: false,
+            spells: false,
+            template: None,
         }
     }
 }
@@ -113,7 +120,8 @@ pub struct Served {
 
 impl World {
     pub fn serve(self) -> Served {
-        let loaded = tandem::model::load("synth:tiny-llama").unwrap();
+        let loaded =
+            if self.spells { long_model() } else { tandem::model::load("synth:tiny-llama").unwrap() };
         let isa = Isa::selected().unwrap();
         let vocab = loaded.spec.vocab;
         let mut options = tandem::engine::Options::new(isa, self.context);
@@ -123,21 +131,25 @@ impl World {
         let strategy = Gated(Continuous::default(), self.gate.clone());
         let mut requests = Batcher::with(engine, Box::new(strategy), Box::new(Untimed));
         requests.keep_prefixes(self.prefixes);
+        let tokenizer = self.spells.then(spelling::tokenizer);
+        requests.set_tokenizer(tokenizer.clone());
         let service = Service::start(requests).unwrap();
         let (lines, log) = channel();
         let lines = Mutex::new(lines);
         let log_to = Arc::new(move |line: &str, _| drop(lines.lock().unwrap().send(line.to_owned())));
         let server = Server::start(Options { log: log_to, ..self.options }).unwrap();
         let sampling = SamplerParams { temperature: 1.0, ..SamplerParams::default() };
+        let sandbox = Sandbox::of_program(env!("CARGO_BIN_EXE_tandem"));
         let model = Model {
             client: service.client(),
-            chat: Chat::new(None, None, vocab),
-            tokenizer: None,
+            chat: Chat::new(tokenizer.clone(), self.template, vocab).in_sandbox(sandbox),
+            grammars: Grammars::new(tokenizer.clone(), vocab),
+            tokenizer,
             vocab,
             context: self.context,
             sequences: self.sequences,
             sampling,
-            ending: Ending::default(),
+            ending: if self.spells { Ending::at(vec![spelling::END]) } else { Ending::default() },
         };
         let mut served = Served { server, service, gate: self.gate, log, model: Some(model) };
         if self.ready {
@@ -145,6 +157,17 @@ impl World {
         }
         served
     }
+}
+
+/// A tiny model with a context for spelled texts.
+fn long_model() -> tandem::model::LoadedModel {
+    let config = include_str!("../../specs/tiny-llama.json");
+    let mut config: Value = serde_json::from_str(config).unwrap();
+    config["max_position_embeddings"] = 8192.into();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    std::fs::write(&path, config.to_string()).unwrap();
+    tandem::model::load(&format!("synth:{}", path.display())).unwrap()
 }
 
 /// An answer of the server.

@@ -14,4 +14,5 @@ pub mod naive_model;
 pub mod ptx_executor;
 pub mod rounding;
 pub mod server;
+pub mod spelling;
 pub mod sub_batches;

@@ -2,6 +2,7 @@
 
 mod around;
 mod bad_metadata;
+mod grammar;
 mod json;
 mod sandbox;
 #[path = "../support/mod.rs"]

@@ -121,6 +121,7 @@ pub fn run(
         max_tokens: settings.max_tokens.unwrap_or(requests.engine().context()),
         ending: settings.ending.clone(),
         logprobs: None,
+        constraint: None,
     };
     let began = Instant::now();
     let (id, events) = requests.submit(request)?;

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tandem::engine::{Event, Finish, Request, Token};
 use tandem::open::{Model, Needs, Scheduled};
 use tandem::sched::Targets;
-use tandem::text::{Conversation, Ending, Message, SamplerParams, Tokenizer};
+use tandem::text::{Constraint, Conversation, Ending, Message, SamplerParams, Tokenizer};
 use tandem::{Error, Result as Outcome, atomic_file};
 
 use super::lines::{self, Ask, Bad, ForTemplate, Limits, Line};
@@ -68,6 +68,7 @@ pub fn run(args: &Args, file: &Path) -> anyhow::Result<()> {
     }
     let opened = open::open(args.model.as_deref())?;
     let tokenizer = opened.tokenizer()?.map(Arc::new);
+    let constraint = args.form.constraint(tokenizer.as_ref(), opened.loaded.spec.vocab)?;
     let asked = prepare(args, &opened, tokenizer.as_ref(), parsed);
     let mut results = Results::new(args.output.as_deref(), !args.as_completed);
     let mut failures = Failures::default();
@@ -85,7 +86,8 @@ pub fn run(args: &Args, file: &Path) -> anyhow::Result<()> {
     if !sizes.is_empty() {
         let needs = Needs::new(&sizes, args.engine.context(), opened.loaded.spec.max_context);
         let (scheduled, _notices) = open::scheduled(&opened, &args.engine, &needs, args.parallel)?;
-        generate(args, tokenizer, scheduled, &asked, &mut results, &mut failures)?;
+        let form = (tokenizer, constraint);
+        generate(args, form, scheduled, &asked, &mut results, &mut failures)?;
     }
     results.finish()?;
     failures.into_error(&name, asked.len())
@@ -251,6 +253,7 @@ fn limited(
         min_tokens: limits.min_tokens.unwrap_or(lists.min_tokens),
         keep_stop: limits.keep_stop,
         show_special: limits.show_special,
+        ..Ending::default()
     };
     ending.withhold(params);
     Ok(ending)
@@ -297,7 +300,7 @@ impl Flight {
 
 fn generate(
     args: &Args,
-    tokenizer: Option<Arc<Tokenizer>>,
+    (tokenizer, constraint): (Option<Arc<Tokenizer>>, Option<Constraint>),
     mut scheduled: Scheduled,
     asked: &[Asked],
     results: &mut Results<'_>,
@@ -333,6 +336,7 @@ fn generate(
                 max_tokens: wanted.max_tokens,
                 ending: wanted.ending.clone(),
                 logprobs: args.logprobs.map(|k| k as usize),
+                constraint: constraint.clone(),
             };
             match requests.submit(request) {
                 Ok((_, events)) => flights.push(Flight { index, events, answer: Vec::new(), first: None }),

@@ -359,9 +359,18 @@ impl Batcher {
     fn drawn(&mut self, id: RequestId, row: usize) -> Result<Drawn> {
         let live = self.live.get_mut(&id).expect("a request that runs");
         if live.top_factor().is_some()
-            && let Some(token) = self.engine.top(row).and_then(|top| live.sampler.choose_among(top))
+            && let Some(top) = self.engine.top(row)
         {
-            return Ok((token, None));
+            let token = match &mut live.held {
+                None => live.sampler.choose_among(top),
+                Some(held) => {
+                    let mask = held.mask()?;
+                    live.sampler.likeliest_among(top, |id| mask.allows(id))
+                }
+            };
+            if let Some(token) = token {
+                return Ok((token, None));
+            }
         }
         sample(live, self.engine.logits_row(row)?)
     }
@@ -381,7 +390,14 @@ impl Batcher {
         done.report.tokens += 1;
         live.tokens.push(token);
         let mut piece = live.answer.push(token);
-        let over = match (piece.stops, live.tokens.len() >= live.end) {
+        let complete = match &mut live.held {
+            Some(held) if !piece.stops => match held.take(token, &mut self.masks) {
+                Ok(complete) => complete,
+                Err(error) => return done.failed.push((id, error)),
+            },
+            _ => false,
+        };
+        let over = match (piece.stops || complete, live.tokens.len() >= live.end) {
             (true, _) => Some(Finish::Stop),
             (false, true) => Some(Finish::Length),
             (false, false) => None,
@@ -422,12 +438,18 @@ fn sample(live: &mut Live, logits: &mut [f32]) -> Result<Drawn> {
         return Err(Error::Run(NOT_NUMBERS.into()));
     }
     let nothing = || Error::Run(NO_TOKEN_LEFT.into());
+    let mut choose = |logits: &mut [f32]| {
+        if let Some(held) = &mut live.held {
+            held.mask()?.apply(logits);
+        }
+        live.sampler.choose(logits, &live.tokens).ok_or_else(nothing)
+    };
     let Some(k) = live.logprobs else {
-        return Ok((live.sampler.choose(logits, &live.tokens).ok_or_else(nothing)?, None));
+        return Ok((choose(logits)?, None));
     };
     let (lse, top) = logprobs(logits, k);
     let raw = logits.to_vec();
-    let token = live.sampler.choose(logits, &live.tokens).ok_or_else(nothing)?;
+    let token = choose(logits)?;
     let own = f64::from(raw[token as usize]) - lse;
     Ok((token, Some(Box::new(Logprobs { token: own, top }))))
 }

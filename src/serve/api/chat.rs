@@ -13,6 +13,7 @@ use crate::serve::fields::{Chat, Common};
 use crate::serve::form::Form;
 use crate::serve::record::Record;
 use crate::serve::settings::{Settings, out_of_range};
+use crate::serve::wanted::Wanted;
 use crate::serve::{body, conversation};
 
 pub(super) const PATH: &str = "/v1/chat/completions";
@@ -39,20 +40,28 @@ async fn asked(app: &Arc<App>, request: Request) -> Result<Asked, ApiError> {
         return Err(out_of_range(name, "at least 1"));
     }
     let logprobs = logprobs(&fields)?;
-    let settings = Settings::of(common, &loaded.model, || app.seed())?;
-    let conversation = conversation::of(&fields, &loaded.model.chat)?;
+    let chat = &loaded.model.chat;
+    let wanted = Wanted::content(common.response_format.as_ref())?.with_tools(&fields, chat)?;
+    let mut settings = Settings::of(common, &loaded.model, || app.seed())?;
+    let conversation = conversation::of(&fields, wanted.has_tools(), chat)?;
     let places = places(loaded, 1, settings.n, "n")?;
-    let tokens = apart(app, move |model| {
-        let tokens = model.chat.answers(vec![conversation]).tokens.remove(0);
-        tokens.map_err(|e| match e {
+    let prepared = apart(app, move |model| {
+        let chat = &model.chat;
+        let tokens = chat.answers(vec![conversation]).tokens.remove(0).map_err(|e| match e {
             // What the template has against the messages.
             Error::Run(why) => ApiError::bad("messages", why),
             e => ApiError::from_engine(&e, "messages"),
-        })
+        })?;
+        let (thinks, begun) = (chat.thinks(), chat.has_begun_thinking(&tokens));
+        Ok((tokens, wanted.prepare(model, thinks, begun)?))
     });
-    let prompts = vec![tokens.await?];
+    let (prompt, (constraint, reading)) = prepared.await?;
+    if constraint.is_some() || reading.thinks {
+        settings.ending.shown = chat.markers();
+    }
+    let prompts = vec![prompt];
     check_length(&prompts, loaded.model.context, "messages")?;
-    Ok(Asked { form: Form::Chat, settings, prompts, logprobs, echo: None, places })
+    Ok(Asked { form: Form::Chat, settings, prompts, logprobs, constraint, reading, echo: None, places })
 }
 
 fn logprobs(fields: &Chat) -> Result<Option<usize>, ApiError> {

@@ -14,6 +14,7 @@ use crate::serve::form::Form;
 use crate::serve::model::Model;
 use crate::serve::record::Record;
 use crate::serve::settings::{Settings, out_of_range};
+use crate::serve::wanted::Wanted;
 
 pub(super) const PATH: &str = "/v1/completions";
 
@@ -50,18 +51,26 @@ async fn asked(app: &Arc<App>, request: Request) -> Result<Asked, ApiError> {
         let why = "log-probabilities of the prompt are not supported yet; leave out logprobs or echo";
         return Err(ApiError::unsupported("echo", why));
     }
-    let settings = Settings::of(common, &loaded.model, || app.seed())?;
+    let wanted = Wanted::content(common.response_format.as_ref())?;
+    let mut settings = Settings::of(common, &loaded.model, || app.seed())?;
     let prompts = several(fields.prompt);
     if prompts.is_empty() {
         return Err(out_of_range("prompt", "at least one prompt"));
     }
     let places = places(loaded, prompts.len(), settings.n, if settings.n > 1 { "n" } else { "prompt" })?;
-    let prepare = move |model: &Model| prompts.into_iter().map(|one| prepare(model, one, echo)).collect();
-    let prepared: Vec<(Vec<u32>, String)> = apart(app, prepare).await?;
+    let prepare = move |model: &Model| {
+        let prepared = prompts.into_iter().map(|one| prepare(model, one, echo));
+        let prepared: Vec<(Vec<u32>, String)> = prepared.collect::<Result<_, _>>()?;
+        Ok((prepared, wanted.prepare(model, false, false)?))
+    };
+    let (prepared, (constraint, reading)) = apart(app, prepare).await?;
+    if constraint.is_some() {
+        settings.ending.shown = loaded.model.chat.markers();
+    }
     let (prompts, texts): (Vec<_>, Vec<_>) = prepared.into_iter().unzip();
     check_length(&prompts, loaded.model.context, "prompt")?;
     let echo = echo.then_some(texts);
-    Ok(Asked { form: Form::Text, settings, prompts, logprobs, echo, places })
+    Ok(Asked { form: Form::Text, settings, prompts, logprobs, constraint, reading, echo, places })
 }
 
 /// One of the prompts.

@@ -295,3 +295,27 @@ fn logprobs_survive_infinities_and_nan() {
     assert_eq!(top.iter().map(|t| t.0).collect::<Vec<_>>(), [0, 3, 2]);
     assert_eq!(top[2].1, f32::NEG_INFINITY);
 }
+
+proptest! {
+    /// A greedy choice among allowed tokens is that of the whole row without the others, or left to the whole row.
+    #[test]
+    fn the_likeliest_allowed_token_is_that_of_the_whole_row(
+        row in proptest::collection::vec(any_logit(), 1..40),
+        allowed in proptest::collection::vec(any::<bool>(), 40),
+        k in 1usize..40,
+    ) {
+        let sampler = Sampler::new(SamplerParams::default()).unwrap();
+        let top = top_of(&row, k, 1.0, 0.0, 1e-6);
+        let mut masked = row.clone();
+        masked.iter_mut().zip(&allowed).filter(|(_, allowed)| !**allowed).for_each(|(l, _)| *l = f32::NEG_INFINITY);
+        let got = sampler.likeliest_among(&top, |id| allowed[id as usize]);
+        if let Some(token) = got {
+            prop_assert_eq!(Some(token), sampler.clone().choose(&mut masked, &[]));
+        }
+        // Where the whole row is there, only rows without numbers are left.
+        let usable = row.iter().zip(&allowed).any(|(l, allowed)| *allowed && l.is_finite());
+        if k >= row.len() && usable {
+            prop_assert!(got.is_some());
+        }
+    }
+}

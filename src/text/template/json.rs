@@ -39,6 +39,17 @@ impl Json {
         entries.iter().find(|(name, _)| name == key).map(|(_, value)| value)
     }
 
+    /// The value of an object's key, to be changed.
+    pub fn get_mut(&mut self, key: &str) -> Option<&mut Json> {
+        let Json::Object(entries) = self else { return None };
+        entries.iter_mut().find(|(name, _)| name == key).map(|(_, value)| value)
+    }
+
+    /// The entries of a list; none of anything else.
+    pub fn list(&self) -> &[Json] {
+        if let Json::List(list) = self { list } else { &[] }
+    }
+
     /// Bytes of its texts.
     pub(super) fn size(&self) -> usize {
         match self {

@@ -120,6 +120,7 @@ fn request(i: usize, vocab: usize) -> Request {
         max_tokens: [6, 2, 9, 1, 14][i % 5],
         ending: Ending::at(vec![(i * 7 % vocab) as u32]),
         logprobs: None,
+        constraint: None,
     }
 }
 

@@ -1,0 +1,15 @@
+//! Calls of functions in an answer's text: how a chat template has models write them, and how they are read as they form.
+//!
+//! - `format` ([`CallFormat`], [`MARKERS`]): the ways of writing that are known;
+//! - `scan`: reads the JSON of one call, character by character;
+//! - `reader` ([`Reader`], [`Part`]): splits a text into reasoning, content and calls;
+//! - `tell` ([`tell`]): shows functions to models whose template has no place for them.
+
+mod format;
+mod reader;
+mod scan;
+mod tell;
+
+pub use format::{CallFormat, MARKERS, THINK, UNTHINK};
+pub use reader::{Part, Reader};
+pub use tell::tell;

@@ -1,0 +1,45 @@
+//! Answers of a form that is asked for: JSON of a schema, calls of functions, a grammar. `llguidance` says which tokens may come next.
+//!
+//! ```text
+//! Shape ─► Grammar (Lark) ── Grammars::compile, apart ─► Constraint ── one for each answer ─► Guide: take a token, give a Mask
+//! ```
+//! - `shape` ([`Shape`], [`Thinking`], [`Content`], [`Calls`], [`Tool`]): what an answer may consist of, as a grammar;
+//! - `schema`: a JSON schema in bounds;
+//! - `vocabulary`: the tokens, as the grammar sees them;
+//! - `compile` ([`Grammars`]): grammars of strangers become constraints, within limits of steps and memory;
+//! - `guide` ([`Constraint`], [`Guide`], [`Mask`]): where an answer is in its grammar.
+
+mod compile;
+mod guide;
+mod schema;
+mod shape;
+mod vocabulary;
+
+pub use compile::Grammars;
+pub use guide::{Constraint, Guide, Mask};
+pub use shape::{Calls, Content, Shape, Thinking, Tool};
+
+/// A grammar in llguidance's dialect of Lark.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grammar(String);
+
+impl Grammar {
+    /// A grammar with a rule `start`.
+    pub fn lark(text: impl Into<String>) -> Grammar {
+        Grammar(text.into())
+    }
+}
+
+/// Most characters of a reason.
+const LONGEST_REASON: usize = 400;
+
+/// The library's reason, in one line of bounded length.
+fn reason(text: &str) -> String {
+    let text = text.split("<backtrace>").next().unwrap_or_default().replace("<non-verbose/>", "");
+    let mut words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    if let Some((end, _)) = words.char_indices().nth(LONGEST_REASON) {
+        words.truncate(end);
+        words.push('…');
+    }
+    words
+}
