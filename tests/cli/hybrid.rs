@@ -121,7 +121,8 @@ fn every_strategy_gives_the_cpus_tokens() {
         let side = &plan["memory"]["gpu"];
         let parts = ["weights", "kv", "activations"].map(|part| side[part].as_u64().unwrap());
         assert_eq!(side["total"], parts.iter().sum::<u64>());
-        assert!(plan["memory"]["host"]["total"].as_u64().unwrap() > 0);
+        // What is all on the device takes nothing of the host.
+        assert_eq!(plan["memory"]["host"]["total"].as_u64().unwrap() > 0, k > 0);
     }
     let much = 1 << 30;
     check(much, "", &[("strategy", json!("gpu-only")), ("k", json!(0)), ("cpu_units", json!(0))]);

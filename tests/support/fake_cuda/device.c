@@ -22,7 +22,8 @@ Result cuDeviceGetAttribute(int* out, int which, int device) {
     CALL;
     (void)device;
     long sm = env("FAKE_SM", 90);
-    *out = which == 75 ? sm / 10 : which == 76 ? sm % 10 : which == 16 ? 4 : which == 97 ? 232448 : which == 38 ? 60 << 20 : which == 19 ? env("FAKE_MAPS", 1) : -1;
+    *out = which == 75 ? sm / 10 : which == 76 ? sm % 10 : which == 16 ? 4 : which == 97 ? 232448 : which == 38 ? 60 << 20 : which == 19 ? env("FAKE_MAPS", 1)
+         : which == 36 ? 1593000 : which == 37 ? 5120 : which == 13 ? 1755000 : -1;
     return *out < 0;
 }
 
