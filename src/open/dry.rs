@@ -11,7 +11,7 @@ use crate::device::{self, Accelerator, Emulation, Kind};
 use crate::engine::{Options, Sizes};
 use crate::hardware::Hardware;
 use crate::model::LoadedModel;
-use crate::plan::{self, Bytes, Costs, Memory, Outline, Plan, Request, Strategy, WAYS};
+use crate::plan::{self, Bytes, Costs, FAR_WAYS, Memory, Outline, Plan, Request, Strategy};
 use crate::program::{Far, Placement};
 use crate::simd::Isa;
 use crate::{Error, Result};
@@ -98,7 +98,7 @@ impl Bytes for Dry<'_> {
     }
 
     fn ways(&self) -> &[Option<Far>] {
-        &WAYS
+        &FAR_WAYS
     }
 
     /// By the sizes alone, which count a little more for a small model.

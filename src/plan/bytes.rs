@@ -5,7 +5,7 @@ use crate::program::{Far, Placement, Side};
 use super::memory::Memory;
 
 /// Ways to attend tokens whose pages have left the device: in place, or in each step in the faster way.
-pub const WAYS: [Option<Far>; 2] = [Some(Far::Attend), None];
+pub const FAR_WAYS: [Option<Far>; 2] = [Some(Far::Attend), None];
 
 /// Bytes of placements of one model for one load (sequences, their context), and what there is on each side. A model's sizes
 /// alone answer ([`Outline`](super::Outline)), and so do loaded tensors with the device they are for

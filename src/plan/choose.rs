@@ -7,8 +7,9 @@
 //! accelerate       the GPU filled, the rest copied there and waited for  in spare memory
 //! flexgen          the best share of blocks on the GPU, the rest streamed ahead; keys and values, and attention, on either side
 //! zero-inference   every block streamed ahead, keys and values on the GPU
+//! cpu-moe          of a mixture of experts, which has no other than it and cpu-only: the experts on the CPU, all else on the GPU
 //! ```
-//! The last three, and `greedy`, are what others do ([`baselines`]). What the user fixed ([`Fixed`]) binds the strategy that it is of.
+//! `greedy`, `accelerate`, `flexgen` and `zero-inference` are what others do ([`baselines`]). What the user fixed ([`Fixed`]) binds the strategy that it is of.
 //!
 //! One placement has two policies: a helm candidate may stream its host blocks to the GPU for long prompts and compute
 //! them in place in decode, where that is predicted to be faster.

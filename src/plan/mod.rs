@@ -11,7 +11,7 @@
 //! |---|---|
 //! | [`plan_with`], [`plan_within`], [`Plan`], [`Candidate`], [`Request`], [`Fixed`], [`Strategy`], [`countable`], [`boundary_curve`] | compares the candidates of all strategies and chooses one |
 //! | [`Sizes`], [`ELEMENT`], [`attention_elements`], [`ffn_elements`], [`norm_elements`], [`ffn_of_row`], [`RowWork`] | bytes and elements of a model's units |
-//! | [`Bytes`], [`Outline`], [`memory()`], [`Load`], [`Available`], [`NodesRoom`], [`page_bytes`], [`WAYS`] | memory that a placement needs on each side, and on memory nodes |
+//! | [`Bytes`], [`Outline`], [`memory()`], [`Load`], [`Available`], [`NodesRoom`], [`page_bytes`], [`FAR_WAYS`] | memory that a placement needs on each side, and on memory nodes |
 //! | [`Costs`], [`Batch`], [`Group`], [`Scan`], [`Direction`] | the cost interface of planners and of the virtual machine |
 //! | [`Hardware`], [`Roofline`], [`Uncached`], [`CostSource`] | costs computed from a machine's description; measured tables implement the same interface |
 //! | [`price()`], [`Workload`], [`Times`], [`Spilled`] | seconds of a run in closed form |
@@ -35,12 +35,13 @@ mod prefix;
 mod price;
 mod programs;
 mod roofline;
+mod search;
 mod sizes;
 mod step_times;
 mod sublayer;
 
 pub use crate::hardware::{self, Hardware};
-pub use bytes::{Bytes, WAYS};
+pub use bytes::{Bytes, FAR_WAYS};
 pub use choose::{
     Candidate, Fixed, Plan, Request, Strategy, boundary_curve, countable, plan_with, plan_within,
 };
@@ -54,6 +55,7 @@ pub use prefix::Prefix;
 pub use price::{Spilled, Stage, Times, Workload, price};
 pub use programs::{Busy, FarForecast, OperationTime, PredictedRun, far_forecast, programs, programs_with};
 pub use roofline::Roofline;
+pub(crate) use search::most;
 pub use sizes::{
     Block, ELEMENT, RowWork, Sizes, TwoSided, attention_elements, ffn_elements, ffn_of_row, norm_elements,
 };

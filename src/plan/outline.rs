@@ -1,7 +1,8 @@
 //! Memory by a model's sizes alone.
 
-use super::bytes::{Bytes, WAYS};
+use super::bytes::{Bytes, FAR_WAYS};
 use super::memory::{Available, Load, Memory, memory_with};
+use super::search::most;
 use super::sizes::Sizes;
 use crate::cache::PAGE_TOKENS;
 use crate::program::{Far, Placement};
@@ -33,7 +34,7 @@ impl Bytes for Outline<'_> {
     }
 
     fn ways(&self) -> &[Option<Far>] {
-        &WAYS
+        &FAR_WAYS
     }
 
     fn longest_context(&self, placement: &Placement, chunk: u64, far: Option<Far>) -> u64 {
@@ -51,12 +52,7 @@ impl Bytes for Outline<'_> {
         // Beyond this its bytes leave 64 bits, and any machine.
         let token = (sizes.kv_token() * sizes.layers() as u64).max(sizes.spec.q_dim() as u64);
         let countable = (1u64 << 60) / token.saturating_mul(load.sequences).max(1);
-        let (mut low, mut high) = (0, (sizes.spec.max_context as u64).min(countable));
-        while low < high {
-            let middle = (low + high).div_ceil(2);
-            if fits(middle) { low = middle } else { high = middle - 1 }
-        }
-        low
+        most((sizes.spec.max_context as u64).min(countable) as usize, |context| fits(context as u64)) as u64
     }
 }
 

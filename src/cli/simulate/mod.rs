@@ -316,7 +316,7 @@ pub fn run(args: &Args) -> Result<()> {
     let (model, sizes) = (subject.identity().cloned(), subject.sizes);
     if sizes.spec.experts.is_some() {
         return Err(Error::Unsupported(format!(
-            "{}: mixtures of experts run on the CPU only for now; what is simulated has a GPU",
+            "{}: mixtures of experts are not simulated yet; tandem plan predicts one of its requests",
             sizes.spec.name
         ))
         .into());

@@ -2,7 +2,7 @@
 
 use super::sizes::Sizes;
 use crate::host::memory_available;
-use crate::plan::{Bytes, GpuMemory, HostMemory, Memory, WAYS};
+use crate::plan::{Bytes, FAR_WAYS, GpuMemory, HostMemory, Memory};
 use crate::program::{Far, Placement};
 
 /// A model's sizes on a device and a host, with what is free on both: what is counted is what will be allocated.
@@ -66,7 +66,7 @@ impl Bytes for Counted<'_> {
     fn ways(&self) -> &[Option<Far>] {
         match &self.way {
             Some(way) => way,
-            None => &WAYS,
+            None => &FAR_WAYS,
         }
     }
 

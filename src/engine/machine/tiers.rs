@@ -2,6 +2,7 @@
 
 use super::sizes::Sizes;
 use crate::host::memory_available;
+use crate::plan::most;
 use crate::program::{Placement, Side};
 use crate::{Error, Result};
 
@@ -39,32 +40,5 @@ impl Sizes {
             return Err(Error::Capacity("no page of keys and values fits the device".into()));
         }
         Ok(Tiers { placement: at(device_pages), device_pages, host_pages })
-    }
-}
-
-/// The largest number up to `limit` that fits, for a monotonic `fits`; 0 if none does.
-fn most(limit: usize, mut fits: impl FnMut(usize) -> bool) -> usize {
-    if limit == 0 || fits(limit) {
-        return limit;
-    }
-    let (mut least, mut beyond) = (0, limit);
-    while beyond - least > 1 {
-        let middle = least + (beyond - least) / 2;
-        if fits(middle) { least = middle } else { beyond = middle }
-    }
-    least
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_most_that_fits() {
-        for limit in 0..20 {
-            for room in 0..25 {
-                assert_eq!(most(limit, |n| n <= room), limit.min(room), "{limit} {room}");
-            }
-        }
     }
 }

@@ -16,6 +16,7 @@
 use super::planner::{Draft, ENDS, Ends, Planner};
 use super::request::MIN_CHUNK;
 use super::{Candidate, Strategy};
+use crate::plan::search::most as most_that_fit;
 use crate::program::{COPY_LANE_ROWS, LayerPlacement, Placement, Policy, Residence, Side, Staging};
 
 /// Placements whose programs are run.
@@ -132,19 +133,11 @@ fn most(planner: &Planner<'_>, chunk: u64, place: impl Fn(usize) -> Placement) -
         let gpu = planner.memory(&place(n), chunk).gpu;
         gpu.total <= gpu.available
     };
-    let found = if planner.hardware.accelerator.is_none() {
+    if planner.hardware.accelerator.is_none() {
         return None;
-    } else if gpu(layers) {
-        // Without streamed blocks there is no staging buffer.
-        layers
-    } else {
-        let (mut low, mut high) = (0, layers);
-        while high - low > 1 {
-            let middle = low.midpoint(high);
-            if gpu(middle) { low = middle } else { high = middle }
-        }
-        low
-    };
+    }
+    // Without streamed blocks there is no staging buffer: all may fit where one fewer does not.
+    let found = if gpu(layers) { layers } else { most_that_fit(layers.saturating_sub(1), gpu) };
     planner.memory(&place(found), chunk).fits().then_some(found)
 }
 

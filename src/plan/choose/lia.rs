@@ -6,7 +6,7 @@
 
 mod pins;
 
-use self::pins::{Order, Pins, Way};
+use self::pins::{Kinds, Order, Pins};
 use super::planner::{Draft, ENDS, Planner};
 use super::{Candidate, Strategy};
 use crate::plan::cost::{Batch, Group};
@@ -27,46 +27,47 @@ pub(super) fn candidate(planner: &Planner<'_>) -> Candidate {
         let placement = Placement::all(Side::Device, planner.sizes.layers(), planner.pages());
         return planner.candidate(Strategy::Lia, Draft::new(placement, planner.chunks()[0], ""));
     }
-    let ways = ways(planner);
+    let all = kinds(planner);
     let mut tried: Vec<Tried> = Vec::new();
-    for (i, way) in ways.iter().enumerate() {
-        let few = way.few(planner).into_iter();
-        tried.extend(few.map(|pins| Tried { way: i, pins, draft: way.draft(planner, pins) }));
+    for (i, kinds) in all.iter().enumerate() {
+        let few = kinds.few(planner).into_iter();
+        tried.extend(few.map(|pins| Tried { kinds: i, pins, draft: kinds.draft(planner, pins) }));
     }
     if tried.is_empty() {
         let counts = [planner.request.fixed.pinned.unwrap_or(0), 0];
         let chunk = planner.chunks()[0];
         let pins = Pins { counts, chunk, ends: ENDS[2], order: Order::Front };
-        return planner.candidate(Strategy::Lia, ways[0].draft(planner, pins));
+        return planner.candidate(Strategy::Lia, all[0].draft(planner, pins));
     }
     tried.iter_mut().for_each(|t| planner.predict(&mut t.draft));
-    climb(planner, &ways, &mut tried);
+    climb(planner, &all, &mut tried);
     planner.fastest(tried.into_iter().map(|t| t.draft).collect(), Strategy::Lia)
 }
 
 /// Pins whose programs were run.
 struct Tried {
-    way: usize,
+    /// Which of the kinds.
+    kinds: usize,
     pins: Pins,
     draft: Draft,
 }
 
 /// Tries neighbours of the fastest, with a block more or less of each kind, for as long as one is faster: the closed form finds the
 /// region, programs the place in it.
-fn climb(planner: &Planner<'_>, ways: &[Way], tried: &mut Vec<Tried>) {
+fn climb(planner: &Planner<'_>, all: &[Kinds], tried: &mut Vec<Tried>) {
     let fastest = |tried: &[Tried]| {
         let seconds = |i: &usize| tried[*i].draft.seconds();
         (0..tried.len()).min_by(|a, b| seconds(a).total_cmp(&seconds(b))).expect("some were tried")
     };
     let mut at = fastest(tried);
     loop {
-        let Tried { way, pins, .. } = tried[at];
+        let Tried { kinds, pins, .. } = tried[at];
         for pins in pins.neighbours() {
-            let known = tried.iter().any(|t| (t.way, t.pins) == (way, pins));
-            if !known && ways[way].fits(planner, pins) {
-                let mut draft = ways[way].draft(planner, pins);
+            let known = tried.iter().any(|t| (t.kinds, t.pins) == (kinds, pins));
+            if !known && all[kinds].fits(planner, pins) {
+                let mut draft = all[kinds].draft(planner, pins);
                 planner.predict(&mut draft);
-                tried.push(Tried { way, pins, draft });
+                tried.push(Tried { kinds, pins, draft });
             }
         }
         match fastest(tried) {
@@ -79,7 +80,7 @@ fn climb(planner: &Planner<'_>, ways: &[Way], tried: &mut Vec<Tried>) {
 /// Vectors worth trying: the best by the paper's costs; the same for transfers under compute, which programs have; where the machine's
 /// CPU attends slower than it multiplies by its own rate, too; and each with decode attention where the keys and values are: pages
 /// that come to the device queue up behind the weights of later blocks, which no closed form has.
-fn ways(planner: &Planner<'_>) -> Vec<Way> {
+fn kinds(planner: &Planner<'_>) -> Vec<Kinds> {
     let printed = Roofline::serial(planner.hardware, planner.sizes);
     let measured = Roofline::serial_measured(planner.hardware, planner.sizes);
     let slow = planner.hardware.efficiency.cpu_attention < 1.0;
@@ -103,7 +104,7 @@ fn ways(planner: &Planner<'_>) -> Vec<Way> {
             for mut vectors in [chosen, beside].into_iter().chain(streams) {
                 let [.., others] = &mut vectors;
                 *others = (fixed.prefill.unwrap_or(others.0), fixed.decode.unwrap_or(others.1));
-                if found.iter().all(|way| way.0 != vectors) {
+                if found.iter().all(|kinds| kinds.0 != vectors) {
                     // They are told of vectors that were not asked for.
                     let notes = if fixed.has_vectors() { Vec::new() } else { notes.clone() };
                     found.push((vectors, notes));
@@ -111,7 +112,7 @@ fn ways(planner: &Planner<'_>) -> Vec<Way> {
             }
         }
     }
-    found.into_iter().map(|(vectors, notes)| Way::new(vectors, notes)).collect()
+    found.into_iter().map(|(vectors, notes)| Kinds::new(vectors, notes)).collect()
 }
 
 /// The same with attention on the host.

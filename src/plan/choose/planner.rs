@@ -7,6 +7,7 @@ use crate::plan::hardware::{Energy, Hardware};
 use crate::plan::memory::Memory;
 use crate::plan::price::price;
 use crate::plan::programs::{PredictedRun, far_forecast, programs_with};
+use crate::plan::search::most;
 use crate::plan::sizes::Sizes;
 use crate::program::{Far, LayerPlacement, Placement, Policy, Residence, Side};
 
@@ -117,17 +118,12 @@ impl Planner<'_> {
     /// sixteenth of all. `None`: the number is fixed, or it fits with none.
     pub fn fewer_pages(&self, chunk: u64, place: impl Fn(usize) -> Placement) -> Option<usize> {
         let fits = |pages: usize| self.memory(&place(pages), chunk).fits();
-        let (mut least, mut most) =
-            (self.bytes.fewest_pages(chunk).max(self.pages() / 16).max(1), self.pages());
-        if self.bytes.fixed_pages().is_some() || least >= most || !fits(least) {
+        let (least, all) = (self.bytes.fewest_pages(chunk).max(self.pages() / 16).max(1), self.pages());
+        if self.bytes.fixed_pages().is_some() || least >= all || !fits(least) {
             return None;
         }
-        // The more pages are on the GPU the less fits, but at the end, where none moves.
-        while most - least > 1 {
-            let middle = least.midpoint(most);
-            if fits(middle) { least = middle } else { most = middle }
-        }
-        Some(least)
+        // With all of them none moves, which takes less than one page fewer.
+        Some(least + most(all - 1 - least, |more| fits(least + more)))
     }
 
     pub fn units(&self) -> usize {

@@ -6,6 +6,7 @@ use crate::plan::cost::Group;
 use crate::plan::memory::page_bytes;
 use crate::plan::prefix::Prefix;
 use crate::plan::price::block;
+use crate::plan::search::most as most_that_fit;
 use crate::plan::sublayer::Resident;
 use crate::program::{
     COPY_LANE_ROWS, LayerPlacement, Phase, Placement, Policy, Residence, Side, Staging, Sublayer,
@@ -48,9 +49,9 @@ impl Pins {
 }
 
 /// Vectors of the three kinds of blocks, and what there is to say of them.
-pub(super) struct Way {
+pub(super) struct Kinds {
     vectors: Vectors,
-    kinds: [LayerPlacement; 3],
+    placed: [LayerPlacement; 3],
     notes: Vec<String>,
 }
 
@@ -65,17 +66,17 @@ fn layer(at: Resident, (prefill, decode): (Policy, Policy)) -> LayerPlacement {
     LayerPlacement { weights, prefill, decode, kv: at.kv }
 }
 
-impl Way {
-    pub fn new(vectors: Vectors, notes: Vec<String>) -> Way {
-        let kinds = std::array::from_fn(|i| layer(RESIDENTS[i], vectors[i]));
-        Way { vectors, kinds, notes }
+impl Kinds {
+    pub fn new(vectors: Vectors, notes: Vec<String>) -> Kinds {
+        let placed = std::array::from_fn(|i| layer(RESIDENTS[i], vectors[i]));
+        Kinds { vectors, placed, notes }
     }
 
     /// The best few ways to pin, by the closed form; none if nothing fits.
     pub fn few(&self, planner: &Planner<'_>) -> Vec<Pins> {
         let mut found: Vec<(f64, Pins)> = Vec::new();
         for chunk in planner.chunks() {
-            let sums = seconds(planner, &self.kinds, chunk);
+            let sums = seconds(planner, &self.placed, chunk);
             for ends in ENDS {
                 for counts in counts(planner, self, &sums, chunk, ends) {
                     let pins = Pins { counts, chunk, ends, order: Order::Front };
@@ -85,7 +86,7 @@ impl Way {
         }
         found.sort_by(|a, b| a.0.total_cmp(&b.0));
         found.truncate(FEW);
-        let (n, streams) = (planner.sizes.layers(), self.kinds[2].weights == Residence::Streamed);
+        let (n, streams) = (planner.sizes.layers(), self.placed[2].weights == Residence::Streamed);
         let orders = |pins: Pins| match pins.counts[0] + pins.counts[1] {
             pinned if streams && pinned > 0 && pinned < n => &[Order::Front, Order::Spread][..],
             _ => &[Order::Front],
@@ -116,9 +117,9 @@ impl Way {
             }
         };
         let kind = |i: usize| match i {
-            i if i < counts[0] => self.kinds[0],
-            i if i < counts[0] + counts[1] => self.kinds[1],
-            _ => self.kinds[2],
+            i if i < counts[0] => self.placed[0],
+            i if i < counts[0] + counts[1] => self.placed[1],
+            _ => self.placed[2],
         };
         let device_pages = if counts[0] > 0 { planner.device_pages() } else { 0 };
         let leave = counts[0] > 0 && device_pages < planner.pages();
@@ -184,10 +185,16 @@ fn seconds(planner: &Planner<'_>, kinds: &[LayerPlacement; 3], chunk: u64) -> [P
 
 /// How many blocks of the first two kinds to pin: the best, and the best of the first kind alone, which leaves the link and the
 /// CPU alone in a way that a closed form does not see. None, if it does not even fit without any.
-fn counts(planner: &Planner<'_>, way: &Way, sums: &[Prefix; 3], chunk: u64, ends: Ends) -> Vec<[usize; 2]> {
+fn counts(
+    planner: &Planner<'_>,
+    kinds: &Kinds,
+    sums: &[Prefix; 3],
+    chunk: u64,
+    ends: Ends,
+) -> Vec<[usize; 2]> {
     let n = planner.sizes.layers();
     let memory = |counts: [usize; 2]| {
-        planner.memory(&way.place(planner, Pins { counts, chunk, ends, order: Order::Front }), chunk)
+        planner.memory(&kinds.place(planner, Pins { counts, chunk, ends, order: Order::Front }), chunk)
     };
     let fits = |counts: [usize; 2]| memory(counts).fits();
     let time = |[a, b]: [usize; 2]| sums[0].sum(0..a) + sums[1].sum(a..a + b) + sums[2].sum(a + b..n);
@@ -234,7 +241,7 @@ fn counts(planner: &Planner<'_>, way: &Way, sums: &[Prefix; 3], chunk: u64, ends
                 true if exact => Some(b),
                 true => (b + 1..=most - a).take_while(|&b| fits([a, b])).last().or(Some(b)),
                 false if exact => None,
-                false => largest(1, b, |b| fits([a, b])),
+                false => Some(most_that_fit(b - 1, |b| fits([a, b]))).filter(|&b| b > 0),
             };
             if let Some(b) = b.filter(|&b| wins(&best, [a, b])) {
                 take(&mut best, [a, b]);
@@ -244,14 +251,4 @@ fn counts(planner: &Planner<'_>, way: &Way, sums: &[Prefix; 3], chunk: u64, ends
     let mut counts: Vec<[usize; 2]> = best.into_iter().flatten().map(|b| b.0).collect();
     counts.dedup();
     counts
-}
-
-/// The largest number from `least` and below `end` that fits, if the smaller ones do where it does.
-fn largest(least: usize, end: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
-    let (mut low, mut high) = (least, end);
-    while low < high {
-        let middle = low.midpoint(high);
-        if fits(middle) { low = middle + 1 } else { high = middle }
-    }
-    low.checked_sub(1).filter(|&n| n >= least)
 }
