@@ -133,9 +133,7 @@ fn most(planner: &Planner<'_>, chunk: u64, place: impl Fn(usize) -> Placement) -
         let gpu = planner.memory(&place(n), chunk).gpu;
         gpu.total <= gpu.available
     };
-    if planner.hardware.accelerator.is_none() {
-        return None;
-    }
+    planner.hardware.accelerator.as_ref()?;
     // Without streamed blocks there is no staging buffer: all may fit where one fewer does not.
     let found = if gpu(layers) { layers } else { most_that_fit(layers.saturating_sub(1), gpu) };
     planner.memory(&place(found), chunk).fits().then_some(found)
