@@ -166,6 +166,7 @@ machines!(
     "h100-sxm",
     "h200-sxm",
     "rtx4090-desktop",
+    "rtx2080-102gbs",
 );
 
 /// The names of the embedded descriptions.

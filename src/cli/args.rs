@@ -33,7 +33,7 @@ pub struct EngineArgs {
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub device: Device,
     /// How CPU and GPU share the work: auto (the fastest, as predicted), cpu-only, gpu-only, greedy, stream, helm, lia or,
-    /// of a mixture of experts, cpu-moe (docs/hybrid.md); many requests also by fastdecode, neo or apex, and bench --trace by several of these, gpu-only and
+    /// of a mixture of experts, experts, ncmoe or cpu-moe (docs/hybrid.md); many requests also by fastdecode, neo or apex, and bench --trace by several of these, gpu-only and
     /// auto (docs/requests.md).
     #[arg(long = "strategy", value_name = "STRATEGY", value_parser = strategy(), value_delimiter = ',', default_value = "auto")]
     pub strategies: Vec<Strategy>,
@@ -155,6 +155,9 @@ pub struct FixedArgs {
     /// [default: the fastest].
     #[arg(long, value_name = "VECTORS")]
     pub policy: Option<Policies>,
+    /// ncmoe, of a mixture of experts: blocks, the first ones, whose experts are on the CPU [default: as few as fit].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32), allow_negative_numbers = true)]
+    pub n_cpu_moe: Option<u32>,
 }
 
 impl FixedArgs {
@@ -166,6 +169,7 @@ impl FixedArgs {
             pinned: self.pinned.map(|p| p as usize),
             prefill: policy.prefill,
             decode: policy.decode,
+            experts_on_host: self.n_cpu_moe.map(|n| n as usize),
         }
     }
 }

@@ -47,7 +47,7 @@ impl Told<'_> {
             (_, Some(0)) => format!("all on {device}"),
             (_, Some(k)) => self.boundary(k, device),
             ("lia", _) => self.lia(device),
-            ("cpu-moe", _) => self.cpu_moe(device),
+            ("cpu-moe" | "ncmoe" | "experts", _) => self.experts(device),
             _ => self.stream(device),
         };
         let pages = match self.0.kv_pages {
@@ -112,9 +112,11 @@ impl Told<'_> {
         parts.join(", ")
     }
 
-    fn cpu_moe(&self, device: &str) -> String {
+    fn experts(&self, device: &str) -> String {
         let layers = &self.0.placement.layers;
         let on_host = layers.iter().take_while(|l| l.weights == Residence::Host).count();
+        let experts_from =
+            layers.iter().rposition(|l| l.weights == Residence::Both).map_or(on_host, |l| l + 1);
         let mut parts = Vec::new();
         if on_host > 0 {
             parts.push(format!("{} on the cpu", blocks(0..on_host)));
@@ -123,7 +125,14 @@ impl Told<'_> {
             Some(Side::Host) => ", keys and values",
             _ => "",
         };
-        parts.push(format!("{} on {device}, their experts{kv} on the cpu", blocks(on_host..layers.len())));
+        if experts_from > on_host {
+            parts
+                .push(format!("{} on {device}, their experts{kv} on the cpu", blocks(on_host..experts_from)));
+        }
+        if experts_from < layers.len() {
+            let but = if kv.is_empty() { "" } else { " but for keys and values" };
+            parts.push(format!("{} wholly on {device}{but}", blocks(experts_from..layers.len())));
+        }
         parts.push(self.ends(device));
         parts.join(", ")
     }
@@ -191,6 +200,9 @@ impl Told<'_> {
         }
         if let Some(pinned) = self.0.pinned {
             plan["pinned_layers"] = json!(pinned);
+        }
+        if let Some(experts) = &self.0.experts {
+            plan["experts"] = json!(experts);
         }
         if let Some((device, all)) = self.0.kv_pages {
             let far = match self.0.far {
@@ -266,6 +278,7 @@ mod tests {
             device: Some("emulated".into()),
             k: Some(k),
             pinned: None,
+            experts: None,
             policies: None,
             kv_pages: None,
             far: Some(Far::Attend),

@@ -5,7 +5,7 @@ const RENAMED: [(&str, &str); 3] =
     [("context", "--ctx"), ("temperature", "--temp"), ("learns_lengths", "--lengths")];
 
 /// Names whose flag is the same word, with dashes.
-const SAME: [&str; 29] = [
+const SAME: [&str; 30] = [
     "boundary",
     "chunk",
     "cohorts",
@@ -20,6 +20,7 @@ const SAME: [&str; 29] = [
     "kv_type",
     "limit",
     "min_p",
+    "n_cpu_moe",
     "pinned",
     "policy",
     "port",

@@ -20,10 +20,24 @@ impl Launches {
     pub const UP: u32 = 2;
     /// The product with the feed-forward's last matrix.
     pub const DOWN: u32 = 1;
+    /// Of experts: the norm, the router's logits, the choice, its order, the rows of each expert, and their product with gate and up.
+    pub const EXPERTS_UP: u32 = 6;
+    /// Of experts: the product with their last matrices, and its sum.
+    pub const EXPERTS_DOWN: u32 = 2;
     /// The last norm, and the product with the head.
     pub const HEAD: u32 = 2;
     /// The likeliest tokens of each row, by parts of the vocabulary, and the likeliest of these.
     pub const PICK: u32 = 2;
     /// What sampling needs of each row.
     pub const TOP: u32 = 1;
+
+    /// The first half of a feed-forward.
+    pub fn up(experts: bool) -> u32 {
+        if experts { Launches::EXPERTS_UP } else { Launches::UP }
+    }
+
+    /// The second half.
+    pub fn down(experts: bool) -> u32 {
+        if experts { Launches::EXPERTS_DOWN } else { Launches::DOWN }
+    }
 }

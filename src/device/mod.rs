@@ -12,7 +12,7 @@
 //! | [`Accelerator`], [`Shape`], [`Limits`], [`Workspace`], [`RowBytes`] | a transformer on an accelerator |
 //! | [`StepDesc`], [`StepSeq`], [`Attend`], [`Step`], [`StepContext`], [`SubBatch`], [`SubBatches`], [`RowSpan`] | one step |
 //! | [`TOP_K`], [`TOP_BYTES`], [`top_of`], [`top_error`] | the likeliest tokens of a row, for sampling |
-//! | [`LinearWeight`], [`LinearSource`], [`NormWeight`], [`UpWeight`], [`FfnWeights`], [`EmbedWeight`], [`LayerWeights`] | weights, by address |
+//! | [`LinearWeight`], [`LinearSource`], [`NormWeight`], [`UpWeight`], [`FfnWeights`], [`FeedForward`], [`ExpertWeights`], [`EmbedWeight`], [`LayerWeights`] | weights, by address |
 //! | [`Mailbox`], [`Publish`], [`Published`], [`PartialRows`], [`Residual`], [`PageMove`], [`LayerPages`] | exchange of rows and pages with the host |
 //! | [`KernelNeeds`], [`load_kernels`], [`load_kernels_beside`] | loads kernels, while weights are read |
 //! | [`Clock`], [`Moment`], [`Rates`], [`Work`], [`uncount_waits`] | emulated time |
@@ -42,10 +42,10 @@ mod timed;
 mod turns;
 
 pub use accelerator::{
-    Accelerator, Attend, EmbedWeight, FfnWeights, LayerPages, LayerWeights, Limits, LinearSource,
-    LinearWeight, Mailbox, NormWeight, PageMove, PartialRows, Publish, Published, Residual, RowBytes,
-    RowSpan, Shape, Step, StepContext, StepDesc, StepSeq, SubBatch, SubBatches, TOP_BYTES, TOP_K, UpWeight,
-    Workspace, top_error, top_of,
+    Accelerator, Attend, EmbedWeight, ExpertRows, ExpertShape, ExpertWeights, FeedForward, FfnWeights,
+    LayerPages, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NormWeight, PageMove, PartialRows,
+    Publish, Published, Residual, RowBytes, RowSpan, Shape, Step, StepContext, StepDesc, StepSeq, SubBatch,
+    SubBatches, TOP_BYTES, TOP_K, UpWeight, Workspace, top_error, top_of,
 };
 pub use clock::{Clock, CopySpans, Moment, Rates, Work, uncount_waits};
 pub use launches::Launches;

@@ -17,9 +17,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::accelerator::{
-    Accelerator, Attend, EmbedWeight, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
-    NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc, UpWeight,
-    Workspace,
+    Accelerator, Attend, EmbedWeight, ExpertShape, ExpertWeights, FeedForward, LayerPages, LayerWeights,
+    Limits, LinearSource, LinearWeight, Mailbox, NormWeight, PageMove, PartialRows, Publish, Residual, Shape,
+    Step, StepContext, StepDesc, UpWeight, Workspace,
 };
 use super::clock::{Clock, Rates, Work};
 use super::emulated::EmulatedRuntime;
@@ -28,6 +28,7 @@ use super::runtime::{DevPtr, Lane, Runtime};
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::host::Pool;
+use crate::model::share_read;
 use crate::tensor::{DType, Half};
 
 /// Bytes of activations that a level-two cache keeps from one kernel to the next: 4 MiB, as on a T4, since machine
@@ -74,6 +75,42 @@ fn linear(w: &LinearWeight, rows: usize) -> Work {
     let bias = if w.bias.is_null() { 0 } else { 4 * w.n };
     let bytes = w.n * w.dtype.row_bytes(w.k).unwrap_or_default() + bias + 2 * rows * w.k;
     Work { flops: 2 * (rows * w.n * w.k) as u64, bytes: bytes as u64 }
+}
+
+fn ups(up: &UpWeight, rows: usize) -> Work {
+    match up {
+        UpWeight::GateUp(w) | UpWeight::Plain(w) => linear(w, rows),
+        UpWeight::Separate(gate, up) => sum([linear(gate, rows), linear(up, rows)]),
+    }
+}
+
+/// The matrices of the experts that so many rows are expected to use, each expert as likely as any other; `w` is that of one.
+fn of_experts(w: Work, e: &ExpertShape, rows: usize) -> Work {
+    let used = e.count as f64 * share_read(e.count, e.used, rows as u64);
+    Work { flops: w.flops * (rows * e.used) as u64, bytes: (w.bytes as f64 * used).round() as u64 }
+}
+
+/// The router, the first matrices of the chosen experts and of the shared one; and bytes of the activations.
+fn experts_up(shape: &Shape, w: &ExpertWeights, rows: usize) -> (Work, usize) {
+    let Some(e) = &shape.experts else { return (Work::default(), 0) };
+    let (d, gate) = (shape.d_model, usize::from(w.shared.is_some()));
+    let router = 4 * (e.count + gate) * d;
+    let route = Work { flops: (2 * rows * d * (e.count + gate)) as u64, bytes: router as u64 };
+    let one = ups(&w.up, 0);
+    let one = Work { flops: (2 * 2 * d * e.d_ff) as u64, ..one };
+    let shared = w.shared.as_ref().map_or(Work::default(), |(mlp, _)| ups(&mlp.up, rows));
+    // Rows are copied to the places of their choices, and read there.
+    let (inputs, outputs) = (4 * rows * e.used * d, 2 * rows * (e.used * e.d_ff + e.shared));
+    (sum([route, of_experts(one, e, rows), shared]), inputs + outputs)
+}
+
+/// The second matrices, and the sum.
+fn experts_down(shape: &Shape, w: &ExpertWeights, rows: usize) -> Work {
+    let Some(e) = &shape.experts else { return Work::default() };
+    let one = Work { flops: (2 * shape.d_model * e.d_ff) as u64, ..linear(&w.down, 0) };
+    let shared = w.shared.as_ref().map_or(Work::default(), |(mlp, _)| linear(&mlp.down, rows));
+    let inputs = memory(2 * rows * e.used * e.d_ff);
+    sum([of_experts(one, e, rows), shared, inputs, activations(8 * rows * e.used * shape.d_model)])
 }
 
 fn sum(parts: impl IntoIterator<Item = Work>) -> Work {
@@ -203,6 +240,10 @@ impl Accelerator for Timed {
         self.inner.activations_for(dtype)
     }
 
+    fn multiplies_experts(&self, dtype: DType) -> bool {
+        self.inner.multiplies_experts(dtype)
+    }
+
     fn packed_bytes(&self, source: &LinearSource<'_>, act: Half) -> Result<usize> {
         self.inner.packed_bytes(source, act)
     }
@@ -319,17 +360,23 @@ impl Accelerator for Timed {
         rows: Range<usize>,
     ) -> Result<()> {
         let n = rows.len();
-        let products = match &layer.dense()?.up {
-            UpWeight::GateUp(w) | UpWeight::Plain(w) => linear(w, n),
-            UpWeight::Separate(gate, up) => sum([linear(gate, n), linear(up, n)]),
+        let (products, passed) = match &layer.ffn {
+            FeedForward::Experts(e) => experts_up(cx.shape, e, n),
+            other => (ups(&other.dense()?.up, n), 2 * n * cx.shape.d_ff),
         };
-        let work = [self.normed(cx, residual, n, products), activations(2 * n * cx.shape.d_ff)];
-        self.computed(cx, work, Launches::UP, |accel, cx| accel.ffn_up(cx, layer, residual, rows))
+        let work = [self.normed(cx, residual, n, products), activations(passed)];
+        let launches = Launches::up(matches!(layer.ffn, FeedForward::Experts(_)));
+        self.computed(cx, work, launches, |accel, cx| accel.ffn_up(cx, layer, residual, rows))
     }
 
     fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
-        let work = [linear(&layer.dense()?.down, rows.len()), activations(4 * rows.len() * cx.shape.d_model)];
-        self.computed(cx, work, Launches::DOWN, |accel, cx| accel.ffn_down(cx, layer, rows))
+        let product = match &layer.ffn {
+            FeedForward::Experts(e) => experts_down(cx.shape, e, rows.len()),
+            other => linear(&other.dense()?.down, rows.len()),
+        };
+        let work = [product, activations(4 * rows.len() * cx.shape.d_model)];
+        let launches = Launches::down(matches!(layer.ffn, FeedForward::Experts(_)));
+        self.computed(cx, work, launches, |accel, cx| accel.ffn_down(cx, layer, rows))
     }
 
     fn logits(

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`load()`], [`from_gguf`], [`LoadedModel`], [`TextSource`], [`Weights`] | a model ready to run |
 //! | [`ModelSpec`], [`Experts`], [`RouterWeights`], [`Ffn`], [`Norm`], [`Position`], [`Rope`], [`RopePairing`], [`RopeScaling`], [`QueryScaling`] | its sizes, independent of the file format |
+//! | [`route`] | which experts a router's logits choose |
 //! | [`Block`], [`FeedForward`], [`Mlp`], [`Mixture`], [`MatrixSpec`], [`Bias`], [`NormSpec`], [`tensor_name`], [`expert_tensor_name`] | the tensors of a block and their names |
 //! | [`SamplingDefaults`], [`TEMPERATURE_RANGE`], [`TOP_P_RANGE`], [`MIN_P_RANGE`], [`REPEAT_PENALTY_RANGE`], [`PENALTY_RANGE`] | sampling settings from its files, and their valid ranges |
 //! | [`validate`], [`wanted_tensors`], [`describe()`], [`Description`] | the tensors it must have, and the tensors it has |
@@ -27,6 +28,7 @@ mod hf;
 mod interleaved;
 mod load;
 mod loaded;
+mod router;
 mod sampling;
 mod spec;
 mod stacks;
@@ -45,6 +47,7 @@ pub use export::{export_gguf, export_hf_folder, export_split_gguf};
 pub use hf::hf_spec;
 pub use load::{from_gguf, load};
 pub use loaded::{LoadedModel, TextSource};
+pub use router::route;
 pub use sampling::{
     MIN_P_RANGE, PENALTY_RANGE, REPEAT_PENALTY_RANGE, SamplingDefaults, TEMPERATURE_RANGE, TOP_P_RANGE,
 };

@@ -3,7 +3,7 @@
 use super::predict::Prediction;
 use crate::engine::{Memory, Sizes};
 use crate::host::memory_available;
-use crate::plan::Candidate;
+use crate::plan::{Candidate, ExpertCounts};
 use crate::program::{Far, Placement, Policy, Side};
 
 /// Where a model runs, and in how much memory.
@@ -20,6 +20,8 @@ pub struct Decision {
     pub pinned: Option<usize>,
     /// The vectors for prompts and decode rows of blocks that are not pinned.
     pub policies: Option<(Policy, Policy)>,
+    /// Of a mixture of experts: those on each side.
+    pub experts: Option<ExpertCounts>,
     /// Pages of keys and values on the device, and in total, if not all are on the device.
     pub kv_pages: Option<(usize, usize)>,
     /// How pages that left the device are attended; `None`: in each step in the faster way.
@@ -47,6 +49,7 @@ impl Decision {
             k: Some(layers + 2),
             pinned: None,
             policies: None,
+            experts: None,
             kv_pages: None,
             far: Some(Far::Attend),
             gpu: None,
@@ -93,6 +96,7 @@ impl Decision {
             k,
             pinned: candidate.pinned_blocks,
             policies: vectors(candidate.prefill_policy).zip(vectors(candidate.decode_policy)),
+            experts: candidate.experts,
             kv_pages,
             far: candidate.way,
             gpu: Some((on_device, sizes.free())),

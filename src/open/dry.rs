@@ -84,6 +84,11 @@ impl Bytes for Dry<'_> {
         }
     }
 
+    fn computes_experts(&self) -> bool {
+        // It is the same for all chunks, of which the default one was counted.
+        self.sized.borrow().values().next().is_some_and(|sizes| sizes.computes_experts())
+    }
+
     fn pages(&self) -> usize {
         self.outline.pages()
     }

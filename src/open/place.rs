@@ -21,7 +21,7 @@ use super::{Requests, details};
 use crate::device::{self, Accelerator, Clock, Kind, Rates, Runtime};
 use crate::engine::{Engine, Options, Prepared, Sizes};
 use crate::host::memory_available;
-use crate::plan::Strategy as System;
+use crate::plan::{ExpertCounts, Strategy as System};
 use crate::progress::{Progress, Unit};
 use crate::simd::Isa;
 use crate::simd::linear::{self, Mode};
@@ -97,7 +97,8 @@ impl Model {
         }
         let options = self.options(settings, demand, progress)?;
         let place = Place { model: self, settings, options: &options, work: demand.work, progress };
-        let (engine, decision, runtime) = place.anywhere()?;
+        let (engine, mut decision, runtime) = place.anywhere()?;
+        decision.experts = ExpertCounts::of(&self.loaded.spec, &decision.placement);
         let load_ms = self.began.elapsed().as_secs_f64() * 1e3;
         let notes = details::notes(settings, &engine, &decision);
         let details = details::of_run(self, settings, &options, &engine, load_ms);

@@ -120,11 +120,15 @@ pub enum Strategy {
     Stream,
     /// Of a mixture of experts: the experts on the CPU, all else on the device.
     CpuMoe,
+    /// Of a mixture of experts: those of the first blocks on the CPU, as few as fit.
+    Ncmoe,
+    /// Of a mixture of experts: those of the first blocks on the CPU, and where all else is, by predicted time.
+    Experts,
 }
 
 impl Strategy {
     /// All, in the order of the documentation.
-    pub const ALL: [Strategy; 11] = [
+    pub const ALL: [Strategy; 13] = [
         Strategy::Auto,
         Strategy::CpuOnly,
         Strategy::GpuOnly,
@@ -136,6 +140,8 @@ impl Strategy {
         Strategy::Apex,
         Strategy::Stream,
         Strategy::CpuMoe,
+        Strategy::Ncmoe,
+        Strategy::Experts,
     ];
 
     /// Its name, like `gpu-only`.
@@ -152,6 +158,8 @@ impl Strategy {
             Strategy::Apex => "apex",
             Strategy::Stream => "stream",
             Strategy::CpuMoe => "cpu-moe",
+            Strategy::Ncmoe => "ncmoe",
+            Strategy::Experts => "experts",
         }
     }
 
@@ -172,6 +180,7 @@ impl Settings {
     pub fn strategy(&self) -> Strategy {
         match self.strategies[0] {
             Strategy::Auto if self.fixed.boundary.is_some() => Strategy::Helm,
+            Strategy::Auto if self.fixed.experts_on_host.is_some() => Strategy::Ncmoe,
             Strategy::Auto if self.fixed.is_some() => Strategy::Lia,
             Strategy::Auto if self.kv_pages.is_some() && self.device != Device::Cpu => Strategy::Helm,
             strategy => strategy,
@@ -194,12 +203,15 @@ impl Settings {
                 System::Helm,
                 System::Lia,
                 System::CpuMoe,
+                System::Experts,
             ]),
             Strategy::Helm => Some(&[System::Helm]),
             Strategy::Lia => Some(&[System::Lia]),
             Strategy::Stream => Some(&[System::Stream]),
             Strategy::Greedy => Some(&[System::Greedy]),
             Strategy::CpuMoe => Some(&[System::CpuMoe]),
+            Strategy::Ncmoe => Some(&[System::Ncmoe]),
+            Strategy::Experts => Some(&[System::Experts]),
             _ => None,
         }
     }

@@ -7,7 +7,9 @@
 //! accelerate       the GPU filled, the rest copied there and waited for  in spare memory
 //! flexgen          the best share of blocks on the GPU, the rest streamed ahead; keys and values, and attention, on either side
 //! zero-inference   every block streamed ahead, keys and values on the GPU
-//! cpu-moe          of a mixture of experts, which has no other than it and cpu-only: the experts on the CPU, all else on the GPU
+//! cpu-moe          of a mixture of experts: the experts on the CPU, all else on the GPU
+//! ncmoe            those of the first blocks on the CPU, as few as fit
+//! experts          those of the first blocks on the CPU, and where all else is, by predicted time
 //! ```
 //! `greedy`, `accelerate`, `flexgen` and `zero-inference` are what others do ([`baselines`]). What the user fixed ([`Fixed`]) binds the strategy that it is of.
 //!
@@ -32,9 +34,11 @@ pub use self::request::{Fixed, Request, countable};
 pub use self::strategy::Strategy;
 
 use self::planner::Planner;
+use self::strategy::Ffns;
 
 use super::bytes::Bytes;
 use super::cost::Costs;
+use super::experts::ExpertCounts;
 use super::hardware::{Energy, Hardware};
 use super::memory::Memory;
 use super::price::{Spilled, Stage};
@@ -76,6 +80,9 @@ pub struct Candidate {
     /// Blocks that LIA keeps on the GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pinned_blocks: Option<usize>,
+    /// Of a mixture of experts: those on each side.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertCounts>,
     /// Rows of a prefill step.
     pub chunk: u64,
     /// How tokens whose pages have left the GPU are attended, if any have: as said, or in each step in the faster way.
@@ -135,6 +142,8 @@ fn best_of(strategy: Strategy, planner: &Planner<'_>) -> Candidate {
         Strategy::Helm => helm::candidate,
         Strategy::Lia => lia::candidate,
         Strategy::CpuMoe => experts::cpu_moe,
+        Strategy::Ncmoe => experts::ncmoe,
+        Strategy::Experts => experts::experts,
     };
     let mut candidate = of(planner);
     if let (Some(on), Some(_)) = (&planner.hardware.weights, &candidate.weights_nodes) {
@@ -185,15 +194,17 @@ pub fn plan_within(
     costs: &dyn Costs,
 ) -> Result<Plan> {
     request.fixed.check(sizes)?;
-    let experts = sizes.spec.experts.is_some();
-    let strategies: Vec<Strategy> = strategies.iter().copied().filter(|s| s.places(experts)).collect();
+    let ffns = match sizes.spec.experts {
+        None => Ffns::Dense,
+        Some(_) if bytes.computes_experts() => Ffns::Experts,
+        Some(_) => Ffns::ExpertsOnHost,
+    };
+    let wanted = strategies.first().map_or("auto", |s| s.name());
+    let strategies: Vec<Strategy> = strategies.iter().copied().filter(|s| s.places(ffns)).collect();
     if strategies.is_empty() {
-        return Err(Error::Unsupported(match experts {
-            true => {
-                "a mixture of experts, which run on the CPU only for now: use `strategy` cpu-moe or cpu-only"
-                    .into()
-            }
-            false => "`strategy` cpu-moe: this model has no experts".to_owned(),
+        return Err(Error::Unsupported(match ffns {
+            Ffns::Dense => format!("`strategy` {wanted}: this model has no experts"),
+            _ => "experts that run on the CPU only for now: use `strategy` cpu-moe or cpu-only".to_owned(),
         }));
     }
     let planner = Planner { sizes, hardware, request, costs, bytes };

@@ -11,8 +11,9 @@ use super::crossings::pinned_rows;
 use super::hardware::Hardware;
 use super::sizes::Sizes;
 use crate::cache::PAGE_TOKENS;
-use crate::device::TOP_BYTES;
+use crate::device::{ExpertRows, Shape, TOP_BYTES};
 use crate::program::{Far, LayerPlacement, Placement, Policy, Residence, Side, Sublayer};
+use crate::tensor::Half;
 
 /// What the driver and a context keep of a GPU's nominal memory. One rule gives all of HELM's published plans: nominal
 /// GB less half of one.
@@ -240,14 +241,21 @@ pub fn page_bytes(sizes: &Sizes) -> u64 {
     PAGE_TOKENS as u64 * sizes.kv_token()
 }
 
-/// Activations of `rows` rows and `logits` rows of logits on the GPU: the buffers of its workspace.
-fn device_rows(sizes: &Sizes, rows: u64, logits: u64) -> u64 {
+/// Activations of `rows` rows and `logits` rows of logits on the GPU: the buffers of its workspace, with those of experts if it computes
+/// some.
+fn device_rows(sizes: &Sizes, rows: u64, logits: u64, experts: bool) -> u64 {
     let spec = &sizes.spec;
+    let experts = match experts {
+        true => ExpertRows::bytes(&Shape::of(spec, Half::BF16, Half::BF16), rows as usize) as u64,
+        false => 0,
+    };
     let (d, q, kv, ff) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64, spec.d_ff as u64);
     let gate_up = if spec.gated() && !ff.is_multiple_of(8) { 8 * ff } else { 0 };
     let of_rows = [4 * d, 4 * d, 2 * d, 4 * (q + 2 * kv), 2 * q, 2 * q, gate_up, 2 * ff];
     let of_logits = [2 * d, 4 * spec.vocab as u64, 4, TOP_BYTES as u64];
-    of_rows.iter().map(|b| rounded(rows * b)).chain(of_logits.iter().map(|b| rounded(logits * b))).sum()
+    let buffers =
+        of_rows.iter().map(|b| rounded(rows * b)).chain(of_logits.iter().map(|b| rounded(logits * b)));
+    buffers.sum::<u64>() + experts
 }
 
 /// Activations of `rows` rows and `logits` rows of logits on the host: f32, and the widest input prepared.
@@ -278,7 +286,7 @@ fn computed_on_host(layer: &LayerPlacement) -> bool {
 
 /// Bytes of a block's weights on (GPU, host) by where they are.
 fn weights(sizes: &Sizes, layer: usize, at: &LayerPlacement) -> (u64, u64) {
-    let bytes = sizes.blocks[layer].total();
+    let bytes = sizes.blocks[layer].placed(at);
     match at.weights {
         Residence::Device => (rounded(bytes.device), 0),
         Residence::Host => (0, bytes.host),
@@ -360,7 +368,10 @@ pub(super) fn memory_with(
     let on_device = placement.uses(Side::Device);
     let on_host = placement.uses(Side::Host);
     if on_device {
-        m.gpu.activations = device_rows(sizes, rows, if placement.head == Side::Device { logits } else { 0 });
+        let blocks = placement.layers.iter().zip(&sizes.blocks);
+        let experts = blocks.clone().any(|(at, b)| b.has_experts() && at.computes_ffn_on(Side::Device));
+        let logits_there = if placement.head == Side::Device { logits } else { 0 };
+        m.gpu.activations = device_rows(sizes, rows, logits_there, experts);
         m.gpu.workspace = PRODUCT_SCRATCH
             + rounded(attention_scratch(sizes, load))
             + rounded(8 * 8 * rows)
@@ -394,9 +405,8 @@ pub(super) fn memory_with(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{Limits, Shape, Workspace};
-    use crate::model::{RopePairing, synth};
-    use crate::tensor::Half;
+    use crate::device::{Limits, Workspace};
+    use crate::model::synth;
 
     const GB: u64 = 1_000_000_000;
 
@@ -410,36 +420,16 @@ mod tests {
 
     #[test]
     fn activations_are_the_buffers_of_the_workspace() {
-        for name in ["qwen3-8b", "opt-6.7b", "tiny-gemma3"] {
+        for name in ["qwen3-8b", "opt-6.7b", "tiny-gemma3", "qwen3-30b-a3b", "tiny-qwen2-moe"] {
             let s = sizes(name);
             let spec = &s.spec;
-            let shape = Shape {
-                d_model: spec.d_model,
-                n_heads: spec.n_heads,
-                n_kv_heads: spec.n_kv_heads,
-                head_dim: spec.head_dim,
-                d_ff: spec.d_ff,
-                vocab: spec.vocab,
-                norm: spec.norm,
-                qk_norm: None,
-                ffn: spec.ffn,
-                attn_scale: 1.0,
-                attn_softcap: None,
-                embed_scale: 1.0,
-                rope_dim: 2,
-                pairing: RopePairing::Half,
-                window: None,
-                logit_softcap: None,
-                act: Half::BF16,
-                kv: Half::BF16,
-                exact: None,
-            };
+            let shape = Shape::of(spec, Half::BF16, Half::BF16);
             let limits = Limits { rows: 512, logit_rows: 3, sequences: 3, pages_per_sequence: 20 };
             let want: usize = Workspace::sizes(&shape, &limits, false, false, 0)
                 .iter()
                 .map(|b| b.next_multiple_of(256))
                 .sum();
-            assert_eq!(device_rows(&s, 512, 3), want as u64, "{name}");
+            assert_eq!(device_rows(&s, 512, 3, spec.experts.is_some()), want as u64, "{name}");
             assert_eq!(page_bytes(&s), shape.page_bytes() as u64);
         }
     }

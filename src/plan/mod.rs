@@ -27,6 +27,7 @@ mod bytes;
 mod choose;
 mod cost;
 mod crossings;
+mod experts;
 mod memory;
 mod operation;
 mod outline;
@@ -46,6 +47,7 @@ pub use choose::{
     Candidate, Fixed, Plan, Request, Strategy, boundary_curve, countable, plan_with, plan_within,
 };
 pub use cost::{Batch, Costs, Direction, Group, Scan};
+pub use experts::ExpertCounts;
 pub use memory::{Available, GpuMemory, HostMemory, Load, Memory, NodeMemory, NodesRoom, memory, page_bytes};
 pub use operation::OpCosts;
 pub use outline::Outline;

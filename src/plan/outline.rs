@@ -23,6 +23,10 @@ impl Bytes for Outline<'_> {
         memory_with(self.sizes, placement, &Load { chunk, ..self.load }, self.available, far)
     }
 
+    fn computes_experts(&self) -> bool {
+        self.sizes.computed_on_devices()
+    }
+
     fn pages(&self) -> usize {
         self.load.pages() as usize
     }

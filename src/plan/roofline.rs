@@ -227,8 +227,10 @@ impl Costs for Roofline<'_> {
             // One operation with the scores.
             Sublayer::Values => 0.0,
             Sublayer::Out => self.beside_work(side, Launches::OUT),
-            Sublayer::Up => self.beside_work(side, Launches::UP),
-            Sublayer::Down => self.beside_work(side, Launches::DOWN),
+            Sublayer::Up => self.beside_work(side, Launches::up(self.sizes.spec.experts_of(layer).is_some())),
+            Sublayer::Down => {
+                self.beside_work(side, Launches::down(self.sizes.spec.experts_of(layer).is_some()))
+            }
         };
         work + beside
     }

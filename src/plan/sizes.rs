@@ -7,7 +7,7 @@
 //! ```
 
 use crate::model::{self, Experts, FeedForward, Mlp, ModelSpec, Norm, Position, Weights};
-use crate::program::Sublayer;
+use crate::program::{LayerPlacement, Residence, Side, Sublayer};
 use crate::simd::Isa;
 use crate::simd::linear::{Linear, Packed};
 use crate::tensor::Tensor;
@@ -43,10 +43,10 @@ impl TwoSided {
     }
 
     /// Bytes on one side.
-    pub fn on(&self, side: crate::program::Side) -> u64 {
+    pub fn on(&self, side: Side) -> u64 {
         match side {
-            crate::program::Side::Host => self.host,
-            crate::program::Side::Device => self.device,
+            Side::Host => self.host,
+            Side::Device => self.device,
         }
     }
 }
@@ -89,9 +89,14 @@ impl Block {
         }
     }
 
-    /// Without experts on the device, whose kernels compute none: a block's feed-forward of experts is the host's.
+    /// Whether its feed-forward is a mixture of experts.
+    pub fn has_experts(&self) -> bool {
+        self.experts != [TwoSided::default(); 2]
+    }
+
+    /// Without experts on the device, whose kernels compute none of this model.
     fn without_experts_on_device(mut self) -> Block {
-        if self.experts != [TwoSided::default(); 2] {
+        if self.has_experts() {
             let parts = [&mut self.up, &mut self.down].into_iter().chain(&mut self.experts);
             parts.for_each(|part| part.device = 0);
         }
@@ -101,6 +106,17 @@ impl Block {
     /// Bytes of all sublayers.
     pub fn total(&self) -> TwoSided {
         self.qkv.add(self.out).add(self.up).add(self.down)
+    }
+
+    /// Bytes of a block that is placed so: the device has no experts that the host computes, unless the block is streamed, which
+    /// brings all of it.
+    pub fn placed(&self, at: &LayerPlacement) -> TwoSided {
+        let all = self.total();
+        let whole = at.weights == Residence::Streamed || at.computes_ffn_on(Side::Device);
+        match self.has_experts() && !whole {
+            true => TwoSided { device: self.qkv.add(self.out).device, ..all },
+            false => all,
+        }
     }
 }
 
@@ -231,7 +247,7 @@ impl Sizes {
         let table = spec.vocab as u64 * d;
         Sizes {
             spec: spec.clone(),
-            blocks: (0..spec.n_layers).map(|l| block(l).without_experts_on_device()).collect(),
+            blocks: (0..spec.n_layers).map(block).map(on_devices(spec)).collect(),
             embedding: bytes(table + positions),
             head: bytes(table + norm_width(spec)),
             shared_table: if spec.tied_head { bytes(table) } else { TwoSided::default() },
@@ -278,8 +294,8 @@ impl Sizes {
                     experts,
                     window: spec.window_of(i).map(|w| w as u64),
                 }
-                .without_experts_on_device()
             })
+            .map(on_devices(spec))
             .collect();
         one_layout &= spec.experts.is_none();
         let of = |name: &str| weights.get(name).map_or(TwoSided::default(), |t| tensor_bytes(t, isa));
@@ -308,6 +324,11 @@ impl Sizes {
             },
             one_layout,
         }
+    }
+
+    /// Whether kernels of devices compute all of the model, or not its experts, and not its attention with sinks.
+    pub fn computed_on_devices(&self) -> bool {
+        computed_on_devices(&self.spec)
     }
 
     /// Blocks.
@@ -348,6 +369,16 @@ impl Sizes {
     pub fn hidden(&self, rows: u64) -> u64 {
         rows * self.spec.d_model as u64 * ELEMENT
     }
+}
+
+fn computed_on_devices(spec: &ModelSpec) -> bool {
+    !spec.sinks && spec.experts.as_ref().is_none_or(Experts::on_devices)
+}
+
+/// A block as devices have it.
+fn on_devices(spec: &ModelSpec) -> impl Fn(Block) -> Block {
+    let whole = computed_on_devices(spec);
+    move |block| if whole { block } else { block.without_experts_on_device() }
 }
 
 /// Bytes of the first and of the second matrices of a layer's experts.

@@ -205,11 +205,12 @@ pub fn best_policies(
 }
 
 /// Whether an engine can run a vector of this model. Where the outputs of sublayers are normed, the sublayers on either side of the
-/// norm are on one side.
+/// norm are on one side; and both parts of experts are.
 fn runs(sizes: &Sizes, policy: Policy) -> bool {
     const TOGETHER: [Policy; 3] =
         [Policy::all(Side::Device), Policy::all(Side::Host), Policy::ATTENTION_ON_HOST];
-    policy.attention().is_some() && (!sizes.spec.post_norms || TOGETHER.contains(&policy))
+    let whole = sizes.spec.experts.is_none() || policy.side(Sublayer::Up) == policy.side(Sublayer::Down);
+    policy.attention().is_some() && whole && (!sizes.spec.post_norms || TOGETHER.contains(&policy))
 }
 
 /// Why a vector cannot be run.

@@ -157,6 +157,13 @@ impl LayerPlacement {
         }
     }
 
+    /// Whether one side computes some part of its feed-forward in some phase.
+    pub fn computes_ffn_on(&self, side: Side) -> bool {
+        [self.prefill, self.decode]
+            .iter()
+            .any(|p| [Sublayer::Up, Sublayer::Down].iter().any(|&s| p.side(s) == side))
+    }
+
     /// The side that computes it in `phase`.
     pub fn policy(&self, phase: Phase) -> Policy {
         match phase {

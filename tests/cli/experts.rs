@@ -55,7 +55,60 @@ fn experts_on_the_cpu_give_the_cpus_bits_whatever_the_device_has() {
         same(&cpu, &auto, family);
         let candidates = auto["plan"]["predicted"]["candidates"].as_array().unwrap();
         let names: Vec<_> = candidates.iter().map(|c| c["strategy"].as_str().unwrap()).collect();
-        assert_eq!(names, ["cpu-only", "cpu-moe"]);
+        let all = ["cpu-only", "gpu-only", "greedy", "stream", "helm", "lia", "cpu-moe", "experts"]
+            .map(Value::from);
+        let (mut names, mut all) = (names, all.each_ref().map(|v| v.as_str().unwrap()));
+        names.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(names, all);
+    }
+}
+
+/// Experts on the device, of all blocks or of some, and blocks streamed or divided.
+#[test]
+fn experts_on_the_device_give_the_cpus_bits() {
+    for family in FAMILIES {
+        let model = format!("synth:{family},dtype=q4_k,seed=2,layers=5");
+        let all = ["--json", "--deterministic", "--logprobs", "20"];
+        let cpu = json(&generate(&model, "cpu", &all));
+        let of = |more: &[&str]| json(&generate(&model, "emulated", &[&all[..], more].concat()));
+        for more in [
+            &["--strategy", "gpu-only"][..],
+            &["--n-cpu-moe", "0"],
+            &["--n-cpu-moe", "2"],
+            &["--n-cpu-moe", "5"],
+            &["--strategy", "experts"],
+            &["--boundary", "3"],
+            &["--strategy", "stream"],
+            &["--pinned", "2"],
+        ] {
+            same(&cpu, &of(more), &format!("{family} {more:?}"));
+        }
+        // With less memory the experts of more blocks are on the CPU.
+        let whole = of(&["--strategy", "ncmoe"]);
+        let experts = |report: &Value| report["plan"]["experts"]["device"].as_u64().unwrap();
+        assert_eq!((&whole["plan"]["experts"]["host"], experts(&whole) > 0), (&0.into(), true), "{family}");
+        let used = whole["plan"]["memory"]["gpu"]["total"].as_u64().unwrap();
+        for strategy in ["ncmoe", "experts"] {
+            let mut on_device = vec![experts(&whole)];
+            for eighths in [7, 6, 5] {
+                let cap = (used * eighths / 8).to_string();
+                let out = generate(
+                    &model,
+                    "emulated",
+                    &[&all[..], &["--strategy", strategy, "--gpu-memory", &cap]].concat(),
+                );
+                if !out.status.success() {
+                    assert_error(&out, 1, "of GPU memory");
+                    continue;
+                }
+                let less = json(&out);
+                same(&cpu, &less, &format!("{family} by {strategy} in {cap} bytes"));
+                on_device.push(experts(&less));
+            }
+            assert!(on_device.len() > 2 && on_device.is_sorted_by(|a, b| a >= b), "{family}: {on_device:?}");
+            assert!(on_device.last() < on_device.first(), "{family}: {on_device:?}");
+        }
     }
 }
 
@@ -111,21 +164,22 @@ fn plan_and_generate_agree_on_experts() {
 }
 
 #[test]
-fn strategies_that_compute_experts_on_a_device_are_refused() {
+fn what_only_mixtures_have_is_refused_for_others() {
     let home = tempfile::tempdir().unwrap();
     let model = "synth:tiny-qwen3-moe,dtype=q4_k,seed=2";
-    let why = "run on the CPU only for now";
-    for more in [
-        &["--strategy", "helm"][..],
-        &["--strategy", "gpu-only"],
-        &["--strategy", "stream"],
-        &["--boundary", "1"],
-        &["--pinned", "1"],
-    ] {
-        assert_error(&generate(model, "emulated", more), 1, why);
+    for strategy in ["cpu-moe", "ncmoe", "experts"] {
+        let dense = generate("synth:tiny-llama,seed=2", "emulated", &["--strategy", strategy]);
+        assert_error(&dense, 1, &format!("--strategy {strategy}: this model has no experts"));
     }
-    let dense = generate("synth:tiny-llama,seed=2", "emulated", &["--strategy", "cpu-moe"]);
-    assert_error(&dense, 1, "--strategy cpu-moe: this model has no experts");
+    assert_error(
+        &generate(model, "emulated", &["--n-cpu-moe", "5"]),
+        2,
+        "--n-cpu-moe 5: the model has 2 blocks",
+    );
+    let helm = ["--n-cpu-moe", "1", "--strategy", "helm"];
+    assert_error(&generate(model, "emulated", &helm), 2, "--n-cpu-moe: is of --strategy ncmoe, not of helm");
+    let split = ["--strategy", "lia", "--policy", "prefill=0,0,0,0,0,0,decode=0,0,0,0,0,1"];
+    assert_error(&generate(model, "emulated", &split), 1, "run on one side");
     let (cpu, auto) =
         (json(&generate(model, "cpu", &["--json"])), json(&generate(model, "auto", &["--json"])));
     assert_eq!(cpu["tokens"], auto["tokens"]);
@@ -144,7 +198,7 @@ fn sinks_are_the_cpus() {
     for more in [&["--strategy", "cpu-moe"][..], &[]] {
         same(&cpu, &json(&generate(model, "emulated", &[&all[..], more].concat())), "gpt-oss");
     }
-    for strategy in ["helm", "lia", "stream", "gpu-only"] {
+    for strategy in ["helm", "lia", "stream", "gpu-only", "ncmoe", "experts"] {
         assert_error(
             &generate(model, "emulated", &["--strategy", strategy]),
             1,

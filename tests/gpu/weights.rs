@@ -124,8 +124,8 @@ fn check(device: &str, accel: &Arc<dyn Accelerator>, m: &LoadedModel, name: &str
         sequences: 1,
         pages_per_sequence: CONTEXT / PAGE_TOKENS,
     };
-    let linears = linear_shapes(spec, &m.weights).unwrap();
-    let separate = separate_gate_up(spec, &m.weights).unwrap();
+    let linears = linear_shapes(&**accel, spec, &m.weights).unwrap();
+    let separate = separate_gate_up(&**accel, spec, &m.weights).unwrap();
     let plan = SubBatches::plan(&**accel, &shape, &[limits], &linears, separate, false);
     let mut up = Upload::new(accel, spec, &m.weights, act, &pool, &|_| ());
     let rope = up.rope(CONTEXT).unwrap();
@@ -216,7 +216,7 @@ fn a_layer_is_one_image_and_its_bytes_are_known_before() {
             let pre_norms = [here.attn_norm.w, here.ffn_norm.w];
             assert!(pre_norms.iter().all(|w| w.is_null() != m.spec.pre_norms), "{name}");
             let norms = pre_norms.into_iter().filter(|w| !w.is_null());
-            for ptr in norms.chain([here.qkv[0].ptr, here.o.ptr, here.dense().unwrap().down.ptr]) {
+            for ptr in norms.chain([here.qkv[0].ptr, here.o.ptr, here.ffn.dense().unwrap().down.ptr]) {
                 assert!((1 << 20..(1 << 20) + layout.bytes as u64).contains(&ptr.0), "{name}: {ptr:?}");
                 assert!(ptr.0.is_multiple_of(256), "{name}: {ptr:?}");
             }

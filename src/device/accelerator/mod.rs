@@ -30,6 +30,7 @@
 
 mod desc;
 mod exchange;
+mod experts;
 mod rows;
 mod shape;
 mod step;
@@ -42,13 +43,14 @@ use std::sync::Arc;
 
 pub use self::desc::{Attend, StepDesc, StepSeq};
 pub use self::exchange::{LayerPages, Mailbox, PageMove, Publish, Published};
+pub use self::experts::{ExpertRows, ExpertShape, ExpertWeights};
 pub use self::rows::StepRows;
 pub use self::shape::{Limits, Shape};
 pub use self::step::{Step, StepContext};
 pub(crate) use self::top::write_top;
 pub use self::top::{TOP_BYTES, TOP_K, top_error, top_of};
 pub use self::weights::{
-    EmbedWeight, FfnWeights, LayerWeights, LinearSource, LinearWeight, NormWeight, UpWeight,
+    EmbedWeight, FeedForward, FfnWeights, LayerWeights, LinearSource, LinearWeight, NormWeight, UpWeight,
 };
 pub use self::workspace::{PartialRows, Residual, RowBytes, RowSpan, SubBatch, SubBatches, Workspace};
 use super::runtime::{DevPtr, Lane, Runtime};
@@ -69,6 +71,9 @@ pub trait Accelerator: Send + Sync {
 
     /// The type of activations that suits weights of `dtype`: `None` if the device cannot multiply them.
     fn activations_for(&self, dtype: DType) -> Option<Half>;
+
+    /// Whether it multiplies experts of this type.
+    fn multiplies_experts(&self, dtype: DType) -> bool;
 
     /// Bytes of a packed matrix.
     ///
@@ -179,7 +184,8 @@ pub trait Accelerator: Send + Sync {
     /// delta = W·attn + bias.
     fn out_proj(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()>;
 
-    /// hidden += residual; x = norm(hidden); act = activation(W·x + bias).
+    /// hidden += residual; x = norm(hidden); act = activation(W·x + bias). Of experts: chooses those of each row, and computes
+    /// the activations of the chosen ones, and of the shared one ([`ExpertRows`]).
     fn ffn_up(
         &self,
         cx: &StepContext<'_>,
@@ -188,7 +194,8 @@ pub trait Accelerator: Send + Sync {
         rows: Range<usize>,
     ) -> Result<()>;
 
-    /// delta = W·act + bias.
+    /// delta = W·act + bias. Of experts: Σ weight·(W·act) of the chosen ones, in the order of a row's choices, added to what the
+    /// shared one gives.
     fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()>;
 
     /// logits = head(norm(hidden + residual)) of the rows that want logits, soft-capped, each at its place among all

@@ -1,5 +1,6 @@
 //! The sizes of a model and its steps from which an accelerator sizes memory.
 
+use super::experts::ExpertShape;
 use crate::cache::PAGE_TOKENS;
 use crate::model::{Ffn, ModelSpec, Norm, Position, QkNorm, RopePairing};
 use crate::simd::Isa;
@@ -26,6 +27,8 @@ pub struct Shape {
     pub qk_norm: Option<QkNorm>,
     /// Activation of the feed-forward.
     pub ffn: Ffn,
+    /// The experts of the layers that have some; `None` also if no accelerator computes them.
+    pub experts: Option<ExpertShape>,
     /// Factor of q·k.
     pub attn_scale: f32,
     /// Soft-cap of the scaled scores.
@@ -67,6 +70,7 @@ impl Shape {
             norm: spec.norm,
             qk_norm: spec.qk_norm,
             ffn: spec.ffn,
+            experts: spec.experts.as_ref().and_then(ExpertShape::of),
             attn_scale: spec.attn_scale,
             attn_softcap: spec.attn_softcap,
             embed_scale: spec.embed_scale,

@@ -1,5 +1,6 @@
 //! Weights: where they come from, and their addresses in the device's memory.
 
+use super::experts::ExpertWeights;
 use crate::device::runtime::DevPtr;
 use crate::tensor::{DType, Tensor};
 use crate::{Error, Result};
@@ -85,6 +86,17 @@ pub struct FfnWeights {
     pub down: LinearWeight,
 }
 
+/// A feed-forward on a device.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FeedForward {
+    /// One for all rows.
+    Dense(FfnWeights),
+    /// A router's choice of several.
+    Experts(Box<ExpertWeights>),
+    /// The host computes it: the device has none of its matrices.
+    Elsewhere,
+}
+
 /// One block's weights. Plain addresses: the block may lie in memory of its own or in a staging buffer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerWeights {
@@ -104,8 +116,8 @@ pub struct LayerWeights {
     pub post_attn: DevPtr,
     /// Before the feed-forward; NULL: none.
     pub ffn_norm: NormWeight,
-    /// The matrices of the feed-forward; none if it consists of experts, which the host computes.
-    pub ffn: Option<FfnWeights>,
+    /// The feed-forward.
+    pub ffn: FeedForward,
     /// Norm of the feed-forward's output before it is added, f32 `[d]`, or NULL.
     pub post_ffn: DevPtr,
     /// Whether attention has the model's sliding window.
@@ -114,21 +126,37 @@ pub struct LayerWeights {
     pub rope: [DevPtr; 2],
 }
 
-impl LayerWeights {
-    /// The matrices of its feed-forward.
+/// What is wrong with a call that asks for a feed-forward which the layer does not have.
+fn elsewhere() -> Error {
+    Error::usage("a feed-forward on a device that has none of its matrices")
+}
+
+impl FeedForward {
+    /// Returns an error if it is not here, which is a mistake of the caller: no placement computes it here.
     ///
     /// # Errors
-    /// It consists of experts: no placement computes them here, so this is a mistake of the caller.
+    /// [`Error::Usage`].
     pub fn dense(&self) -> Result<&FfnWeights> {
-        self.ffn.as_ref().ok_or_else(|| Error::Unsupported("a device computes no experts".into()))
+        match self {
+            FeedForward::Dense(dense) => Ok(dense),
+            FeedForward::Experts(_) | FeedForward::Elsewhere => Err(elsewhere()),
+        }
     }
+}
 
+impl LayerWeights {
     /// These weights after the image that they lie in has moved from one address to another. The RoPE tables are not
     /// part of the image and do not move.
     pub fn moved(&self, from: DevPtr, to: DevPtr) -> LayerWeights {
         let at = |p: DevPtr| if p.is_null() { p } else { DevPtr(p.0 - from.0 + to.0) };
         let norm = |n: &NormWeight| NormWeight { w: at(n.w), b: at(n.b) };
         let linear = |w: &LinearWeight| LinearWeight { ptr: at(w.ptr), bias: at(w.bias), ..*w };
+        let up = |w: &UpWeight| match w {
+            UpWeight::GateUp(w) => UpWeight::GateUp(linear(w)),
+            UpWeight::Separate(gate, up) => UpWeight::Separate(linear(gate), linear(up)),
+            UpWeight::Plain(w) => UpWeight::Plain(linear(w)),
+        };
+        let ffn = |w: &FfnWeights| FfnWeights { up: up(&w.up), down: linear(&w.down) };
         LayerWeights {
             attn_norm: norm(&self.attn_norm),
             qkv: self.qkv.iter().map(linear).collect(),
@@ -138,14 +166,17 @@ impl LayerWeights {
             o: linear(&self.o),
             post_attn: at(self.post_attn),
             ffn_norm: norm(&self.ffn_norm),
-            ffn: self.ffn.as_ref().map(|ffn| FfnWeights {
-                up: match &ffn.up {
-                    UpWeight::GateUp(w) => UpWeight::GateUp(linear(w)),
-                    UpWeight::Separate(gate, up) => UpWeight::Separate(linear(gate), linear(up)),
-                    UpWeight::Plain(w) => UpWeight::Plain(linear(w)),
-                },
-                down: linear(&ffn.down),
-            }),
+            ffn: match &self.ffn {
+                FeedForward::Dense(dense) => FeedForward::Dense(ffn(dense)),
+                FeedForward::Experts(e) => FeedForward::Experts(Box::new(ExpertWeights {
+                    router: at(e.router),
+                    up: up(&e.up),
+                    down: linear(&e.down),
+                    shared: e.shared.as_ref().map(|(of, gate)| (ffn(of), at(*gate))),
+                    ..**e
+                })),
+                FeedForward::Elsewhere => FeedForward::Elsewhere,
+            },
             post_ffn: at(self.post_ffn),
             windowed: self.windowed,
             rope: self.rope,

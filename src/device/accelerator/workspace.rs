@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::Accelerator;
+use super::experts::ExpertRows;
 use super::shape::{Limits, Shape};
 use super::top::TOP_BYTES;
 use super::weights::LinearWeight;
@@ -29,6 +30,8 @@ pub struct Workspace {
     pub gate_up: DevPtr,
     /// act `[rows][d_ff]`.
     pub act: DevPtr,
+    /// Rows of experts ([`ExpertRows`]); NULL for a model without.
+    pub experts: DevPtr,
     /// act `[logit_rows][d]`.
     pub head_x: DevPtr,
     /// f32 `[logit_rows][V]`.
@@ -122,7 +125,7 @@ impl RowBytes {
 }
 
 /// Buffers of a [`Workspace`].
-const BUFFERS: usize = 16;
+const BUFFERS: usize = 17;
 
 /// Alignment of the buffers in bytes.
 const ALIGN: usize = 256;
@@ -157,6 +160,7 @@ impl Workspace {
             rows * row.attn,
             if separate_gate_up { rows * row.gate_up } else { 0 },
             rows * row.act,
+            ExpertRows::bytes(shape, rows),
             logit_rows * row.head_x,
             logit_rows * row.logits,
             2 * logit_rows * row.argmax,
@@ -170,8 +174,25 @@ impl Workspace {
 
     /// The workspace whose buffers, of [`Workspace::sizes`], lie at these addresses (NULL where the size is zero).
     pub fn at(limits: Limits, buffers: [DevPtr; BUFFERS]) -> Workspace {
-        let [hidden, delta, x, qkv, q, attn, gate_up, act, head_x, logits, argmax, top, m, s, o, scratch] =
-            buffers;
+        let [
+            hidden,
+            delta,
+            x,
+            qkv,
+            q,
+            attn,
+            gate_up,
+            act,
+            experts,
+            head_x,
+            logits,
+            argmax,
+            top,
+            m,
+            s,
+            o,
+            scratch,
+        ] = buffers;
         let partial = PartialRows { m, s, o };
         Workspace {
             limits,
@@ -183,6 +204,7 @@ impl Workspace {
             attn,
             gate_up,
             act,
+            experts,
             head_x,
             logits,
             argmax,
@@ -216,6 +238,11 @@ impl Workspace {
     /// Rows of the activations between the matrices of the feed-forward.
     pub fn act_rows(&self, shape: &Shape, rows: &Range<usize>) -> RowSpan {
         span(self.act, RowBytes::new(shape).act, rows)
+    }
+
+    /// Rows of experts from row `row` on; `None` for a model without.
+    pub fn expert_rows(&self, shape: &Shape, row: usize) -> Option<ExpertRows> {
+        ExpertRows::at(self.experts, shape, self.limits.rows, row)
     }
 
     /// Rows of logits, by their places among the rows that want them.
@@ -359,8 +386,12 @@ impl Residual {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Ffn, Norm, RopePairing};
+    use crate::device::accelerator::ExpertShape;
+    use crate::model::{Ffn, Norm, RopePairing, RouterWeights};
     use crate::tensor::Half;
+
+    const EXPERTS: ExpertShape =
+        ExpertShape { count: 5, used: 2, d_ff: 32, shared: 16, weights: RouterWeights::OfAll };
 
     fn shape() -> Shape {
         Shape {
@@ -373,6 +404,7 @@ mod tests {
             norm: Norm::Rms { eps: 1e-5 },
             qk_norm: None,
             ffn: Ffn::SwiGlu,
+            experts: Some(EXPERTS),
             attn_scale: 1.0,
             attn_softcap: None,
             embed_scale: 1.0,
@@ -403,11 +435,12 @@ mod tests {
         );
         let next = ws.at_row(&shape, LIMITS.rows);
         let behind = [next.hidden, next.delta, next.x, next.qkv, next.q, next.attn, next.gate_up, next.act];
-        assert_eq!(behind, [ws.delta, ws.x, ws.qkv, ws.q, ws.attn, ws.gate_up, ws.act, ws.head_x]);
+        assert_eq!(behind, [ws.delta, ws.x, ws.qkv, ws.q, ws.attn, ws.gate_up, ws.act, ws.experts]);
         // A token and the logarithm of a sum for each row of logits.
-        assert_eq!(sizes[8..11], [3 * 24 * 2, 3 * 131 * 4, 2 * 3 * 4]);
-        assert_eq!(sizes[11..], [3 * TOP_BYTES, 7 * 6 * 4, 7 * 6 * 4, 7 * 60 * 4, 5]);
-        assert_eq!((next.head_x, next.logits, next.argmax), (ws.head_x, ws.logits, ws.argmax));
+        assert_eq!(sizes[9..12], [3 * 24 * 2, 3 * 131 * 4, 2 * 3 * 4]);
+        assert_eq!(sizes[12..], [3 * TOP_BYTES, 7 * 6 * 4, 7 * 6 * 4, 7 * 60 * 4, 5]);
+        assert_eq!((next.experts, next.head_x), (ws.experts, ws.head_x));
+        assert_eq!((next.logits, next.argmax), (ws.logits, ws.argmax));
         assert_eq!((next.partial, next.scratch), (ws.partial, ws.scratch));
         let rows = 2..5;
         let spans = [
@@ -420,6 +453,33 @@ mod tests {
         for (span, base, row) in spans {
             assert_eq!(span, RowSpan { ptr: base.add(2 * row), bytes: 3 * row });
         }
+    }
+
+    /// Rows of experts: each buffer has its rows and no more, wherever one begins.
+    #[test]
+    fn rows_of_experts_are_apart() {
+        let shape = shape();
+        let ws = Workspace { limits: LIMITS, experts: DevPtr(1 << 20), ..Workspace::default() };
+        let of = |row| {
+            let r = ws.expert_rows(&shape, row).unwrap();
+            [r.logits, r.gate, r.ids, r.weights, r.places, r.rows, r.groups, r.x, r.act, r.out, r.shared]
+        };
+        let (k, d) = (2, 24);
+        let row =
+            [5 * 4, 4, k * 4, k * 4, k * 4, k * 4, 2 * k * 16, k * d * 2, k * 32 * 2, k * d * 4, 16 * 2];
+        let mut end = ws.experts;
+        for ((first, third), bytes) in of(0).into_iter().zip(of(3)).zip(row) {
+            assert!(
+                first.0 >= end.0 && first.0 < end.0 + ALIGN as u64 && first.0.is_multiple_of(ALIGN as u64)
+            );
+            assert_eq!(third, first.add(3 * bytes));
+            end = first.add(LIMITS.rows * bytes);
+        }
+        assert_eq!(
+            Workspace::sizes(&shape, &LIMITS, false, false, 0)[8] as u64,
+            end.0.next_multiple_of(256) - (1 << 20)
+        );
+        assert_eq!(ws.expert_rows(&Shape { experts: None, ..shape }, 0), None);
     }
 
     #[test]
@@ -442,8 +502,8 @@ mod tests {
             assert_eq!(b.ws.gate_up, DevPtr::NULL);
             let (ws, p) = (&b.ws, &b.ws.partial);
             let buffers = [
-                ws.hidden, ws.delta, ws.x, ws.qkv, ws.q, ws.attn, ws.gate_up, ws.act, ws.head_x, ws.logits,
-                ws.argmax, ws.top, p.m, p.s, p.o, ws.scratch,
+                ws.hidden, ws.delta, ws.x, ws.qkv, ws.q, ws.attn, ws.gate_up, ws.act, ws.experts, ws.head_x,
+                ws.logits, ws.argmax, ws.top, p.m, p.s, p.o, ws.scratch,
             ];
             spans.extend(buffers.into_iter().zip(*sizes).filter(|(_, bytes)| *bytes > 0));
             spans.push((b.lists, *lists));

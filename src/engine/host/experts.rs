@@ -11,11 +11,10 @@ use std::ops::Range;
 
 use super::expert_rows::{ExpertRows, Sorted};
 use super::ffn::activate;
-use super::route::route;
 use super::{HostContext, HostWorkspace, each_row};
 use crate::engine::prepare::{Mixture, Mlp};
 use crate::host::Pieces;
-use crate::model::{Experts, RouterWeights};
+use crate::model::{Experts, RouterWeights, route};
 use crate::simd::linear::{Acts, Linear, Out, Part, linear, linear_parts, linear_rows};
 use crate::tensor::RowsMut;
 

@@ -13,7 +13,7 @@
 //! | `qkv` | project, append |
 //! | `attend` | attend, out_proj |
 //! | `ffn` | ffn_up, ffn_down |
-//! | `experts` | the same of experts; `route` chooses, `expert_rows` sorts and has the memory |
+//! | `experts` | the same of experts; [`model::route`](crate::model::route) chooses, `expert_rows` sorts and has the memory |
 //!
 //! Any sublayer of any layer runs on any range of rows, so that an executor may alternate with an accelerator: between
 //! two operations, other code may write and read rows of [`HostWorkspace::hidden`], q, k, v and attn, and appending and
@@ -31,7 +31,6 @@ mod ffn;
 mod qkv;
 mod residual;
 mod rope;
-mod route;
 mod row_buffer;
 mod step;
 mod workspace;

@@ -51,6 +51,10 @@ impl Bytes for Counted<'_> {
         Memory { gpu, host, nodes: None }
     }
 
+    fn computes_experts(&self) -> bool {
+        self.sizes.computes_experts()
+    }
+
     fn pages(&self) -> usize {
         self.sizes.pages
     }

@@ -32,18 +32,17 @@ pub(super) fn device(
     let mut upload = Upload::new(accel, spec, weights, sizes.shape.act, pool, progress);
     let rope = upload.rope(options.context)?;
     if let Some(node) = &options.weights_node {
-        let streamed = placement.layers.iter().zip(&sizes.layouts);
-        let streamed = streamed.filter(|(l, _)| l.weights == Residence::Streamed);
+        let streamed = sizes.layouts(placement).filter(|(l, _)| l.weights == Residence::Streamed);
         node.check(streamed.map(|(_, layout)| layout.bytes as u64).sum())?;
     }
     let mut layers = Vec::with_capacity(spec.n_layers);
     let mut bytes_per_step = 0;
-    for (layer, layout) in placement.layers.iter().zip(&sizes.layouts) {
+    for (layer, layout) in sizes.layouts(placement) {
         let rope = rope[usize::from(layout.windowed())];
         layers.push(match layer.weights {
             Residence::Host => LayerOnDevice::Absent(Box::new(layout.clone()), rope),
             Residence::Device | Residence::Both => {
-                bytes_per_step += layout.matrix_bytes();
+                bytes_per_step += layout.matrix_bytes(spec);
                 LayerOnDevice::Resident(layout.at(upload.layer(layout)?, rope))
             }
             Residence::Streamed => {
@@ -62,10 +61,8 @@ pub(super) fn device(
         Side::Host => None,
     };
     let mut buffers = upload.finish()?;
-    let largest = placement
-        .layers
-        .iter()
-        .zip(&sizes.layouts)
+    let largest = sizes
+        .layouts(placement)
         .filter(|(l, _)| l.weights == Residence::Streamed)
         .map(|(_, layout)| layout.bytes)
         .max();
@@ -94,6 +91,7 @@ pub(super) fn device(
         }
     };
     let (staged, staged_far) = (areas(paging.staged)?, areas(paging.staged_far)?);
+    let shape = sizes.shape(placement);
     let scratch = accel.scratch_bytes(&sizes.shape, &sizes.limits, &sizes.linears);
     let step_bytes = accel.step_bytes(&sizes.shape, &sizes.limits);
     let layer_modes = sizes.modes(placement);
@@ -101,7 +99,7 @@ pub(super) fn device(
     let mut sub_batches = Vec::with_capacity(sizes.sub_batches);
     for _ in 0..sizes.sub_batches {
         let mut parts = Vec::new();
-        for bytes in Workspace::sizes(&sizes.shape, &sizes.limits, sizes.gate_up, paging.far > 0, scratch) {
+        for bytes in Workspace::sizes(&shape, &sizes.limits, sizes.gate_up, paging.far > 0, scratch) {
             parts.push(zeroed(bytes)?);
         }
         let parts = parts.try_into().map_err(|_| Error::usage("a workspace of other buffers"))?;

@@ -52,7 +52,9 @@ pub struct Sizes {
     /// Whether their pages may be streamed.
     pub(super) streams: bool,
     pub(super) linears: Vec<LinearWeight>,
-    pub(super) layouts: Vec<LayerLayout>,
+    layouts: Vec<LayerLayout>,
+    /// The layouts of layers of experts without these; empty for a model without experts.
+    bare: Vec<Option<LayerLayout>>,
     pub(super) gate_up: bool,
     head: u64,
     /// Bytes of the embedding, without and with a head on the same side.
@@ -60,7 +62,8 @@ pub struct Sizes {
     rope: u64,
     /// Bytes of a streamed layer that stay on the device.
     post_norms: u64,
-    activations: u64,
+    /// Bytes of the activations, without rows of experts and with them.
+    activations: [u64; 2],
     lists: u64,
     /// Memory on the host; its weights are only those that are always there.
     host: Memory,
@@ -95,13 +98,27 @@ impl Sizes {
         let logit_rows = options.logit_rows().max(sequences).max(LOGIT_ROWS.min(rows));
         let pages_per_sequence = KvGeometry::pages_for(options.context);
         let limits = Limits { rows, logit_rows, sequences, pages_per_sequence };
-        let linears = linear_shapes(spec, weights)?;
-        let gate_up = separate_gate_up(spec, weights)?;
+        let linears = linear_shapes(accel, spec, weights)?;
+        let gate_up = separate_gate_up(accel, spec, weights)?;
         let layouts = (0..spec.n_layers)
             .map(|l| LayerLayout::new(accel, spec, weights, l, act))
             .collect::<Result<Vec<_>>>()?;
+        let bare = match &spec.experts {
+            None => Vec::new(),
+            Some(experts) => {
+                let of = |(l, &has): (usize, &bool)| {
+                    has.then(|| LayerLayout::without_experts(accel, spec, weights, l, act)).transpose()
+                };
+                experts.layers.iter().enumerate().map(of).collect::<Result<_>>()?
+            }
+        };
         let scratch = accel.scratch_bytes(&shape, &limits, &linears);
-        let workspace = Workspace::sizes(&shape, &limits, gate_up, false, scratch);
+        let runtime = accel.runtime();
+        let granule = runtime.granule();
+        let activations = |shape: &Shape| {
+            let workspace = Workspace::sizes(shape, &limits, gate_up, false, scratch);
+            workspace.iter().map(|&b| takes(granule, rounded(b))).sum()
+        };
         let none = Units { layers: vec![false; spec.n_layers], head: false, node: None };
         let rest = Prepared::bytes(spec, weights, options.isa, &none)?;
         let unit = |units: &Units| -> Result<u64> {
@@ -113,8 +130,6 @@ impl Sizes {
             unit(&only)
         };
         let threads = options.threads.unwrap_or_else(crate::host::cores_beside_device).max(1);
-        let runtime = accel.runtime();
-        let granule = runtime.granule();
         let mut sizes = Sizes {
             context: options.context,
             pages,
@@ -130,7 +145,7 @@ impl Sizes {
             ],
             rope: rope_bytes(spec, options.context),
             post_norms: post_norm_bytes(spec),
-            activations: workspace.iter().map(|&b| takes(granule, rounded(b))).sum(),
+            activations: [&Shape { experts: None, ..shape.clone() }, &shape].map(activations),
             granule,
             lists: takes(granule, rounded(accel.step_bytes(&shape, &limits))),
             host: Memory { weights: rest, ..Memory::plan(spec, weights, options, threads)? },
@@ -142,6 +157,7 @@ impl Sizes {
             limits,
             linears,
             layouts,
+            bare,
             gate_up,
         };
         if sizes.is_short() {
@@ -161,6 +177,41 @@ impl Sizes {
     /// Blocks of the model.
     pub fn layers(&self) -> usize {
         self.layouts.len()
+    }
+
+    /// Each layer of a placement with its layout on the device: without experts that the host computes, unless the layer is
+    /// streamed, which brings all of it.
+    pub(super) fn layouts<'a>(
+        &'a self,
+        placement: &'a Placement,
+    ) -> impl Iterator<Item = (&'a LayerPlacement, &'a LayerLayout)> {
+        let of = |(l, at): (usize, &'a LayerPlacement)| {
+            let whole = at.weights == Residence::Streamed || at.computes_ffn_on(Side::Device);
+            let bare = self.bare.get(l).and_then(Option::as_ref).filter(|_| !whole);
+            (at, bare.unwrap_or(&self.layouts[l]))
+        };
+        placement.layers.iter().enumerate().map(of)
+    }
+
+    /// The shape of a placement's steps on the device: without experts if the host computes all of them.
+    pub(super) fn shape(&self, placement: &Placement) -> Shape {
+        let experts = self.shape.experts.filter(|_| self.has_experts_on_device(placement));
+        Shape { experts, ..self.shape.clone() }
+    }
+
+    /// Whether the device computes all feed-forwards, and attention.
+    pub fn computes_experts(&self) -> bool {
+        self.layouts.iter().all(|l| l.elsewhere().is_none() && !l.has_sinks())
+    }
+
+    /// Whether a layer's feed-forward is a mixture of experts.
+    fn is_mixture(&self, layer: usize) -> bool {
+        self.bare.get(layer).is_some_and(Option::is_some)
+    }
+
+    fn has_experts_on_device(&self, placement: &Placement) -> bool {
+        let mut layers = placement.layers.iter().enumerate();
+        layers.any(|(l, at)| self.is_mixture(l) && at.computes_ffn_on(Side::Device))
     }
 
     /// Pages of a placement's layers.
@@ -292,7 +343,7 @@ impl Sizes {
         let mut largest = 0;
         let mut kv = 0;
         let paging = self.paging_if(placement, streams);
-        for (layer, layout) in placement.layers.iter().zip(&self.layouts) {
+        for (layer, layout) in self.layouts(placement) {
             match layer.weights {
                 Residence::Device | Residence::Both => weights += takes(layout.bytes as u64),
                 Residence::Streamed => {
@@ -317,7 +368,8 @@ impl Sizes {
             kv,
             staging_weights: 2 * takes(largest),
             staging_kv: staged,
-            activations: (self.activations + near + far) * times,
+            activations: (self.activations[usize::from(self.has_experts_on_device(placement))] + near + far)
+                * times,
             lists: lists * times,
         }
     }
@@ -336,7 +388,7 @@ impl Sizes {
         let mut memory = self.host;
         memory.kv = 0;
         let paging = self.paging(placement);
-        for ((layer, layout), bytes) in placement.layers.iter().zip(&self.layouts).zip(&self.host_layers) {
+        for ((layer, layout), bytes) in self.layouts(placement).zip(&self.host_layers) {
             if computes_on_host(layer) {
                 memory.weights += bytes;
             }
@@ -378,11 +430,7 @@ impl Sizes {
     /// # Errors
     /// [`Error::Capacity`], with the numbers.
     pub fn check(&self, placement: &Placement) -> Result<()> {
-        let ffns = [Sublayer::Up, Sublayer::Down];
-        let computes = |l: &LayerPlacement| {
-            [l.prefill, l.decode].iter().any(|p| ffns.iter().any(|&s| p.side(s) == Side::Device))
-        };
-        for (layer, layout) in placement.layers.iter().zip(&self.layouts) {
+        for (layer, layout) in self.layouts(placement) {
             let attends = |p: &Policy| p.side(Sublayer::Scores) == Side::Device;
             if layout.has_sinks() && [layer.prefill, layer.decode].iter().any(attends) {
                 return Err(Error::Unsupported(format!(
@@ -391,10 +439,17 @@ impl Sizes {
                     layout.layer
                 )));
             }
-            if computes(layer) && !layout.has_ffn() {
+            if let Some(why) = layout.elsewhere().filter(|_| layer.computes_ffn_on(Side::Device)) {
                 return Err(Error::Unsupported(format!(
-                    "layer {} on a device: its feed-forward is a mixture of experts, which run on the CPU only for now; use \
-                     `strategy` cpu-moe, which leaves them there, or `device` cpu",
+                    "layer {} on a device: {why}, which run on the CPU only for now; use `strategy` cpu-moe, which leaves them \
+                     there, or `device` cpu",
+                    layout.layer
+                )));
+            }
+            let split = |p: &Policy| p.side(Sublayer::Up) != p.side(Sublayer::Down);
+            if self.is_mixture(layout.layer) && [layer.prefill, layer.decode].iter().any(split) {
+                return Err(Error::Unsupported(format!(
+                    "layer {}: both parts of a feed-forward of experts run on one side",
                     layout.layer
                 )));
             }

@@ -1,9 +1,12 @@
 //! A layer's layout: where each of its parts lies in one contiguous image, independent of the image's address.
 
-use super::matrix::{LayerMatrices, Matrix, tensor};
-use crate::device::{Accelerator, DevPtr, FfnWeights, LayerWeights, LinearWeight, NormWeight, UpWeight};
+use super::matrix::{ExpertMatrices, FfnMatrices, LayerMatrices, Matrix, Pair, tensor};
+use crate::device::{
+    Accelerator, DevPtr, ExpertWeights, FeedForward, FfnWeights, LayerWeights, LinearWeight, NormWeight,
+    UpWeight,
+};
 use crate::host::Pool;
-use crate::model::{Block, ModelSpec, NormSpec, Weights, tensor_name};
+use crate::model::{self, Block, Mixture, ModelSpec, NormSpec, Weights, tensor_name};
 use crate::tensor::Half;
 use crate::{Error, Result};
 
@@ -91,6 +94,8 @@ pub struct LayerLayout {
     pub bytes: usize,
     /// Whether its attention has sinks, which no device computes.
     sinks: bool,
+    /// Why the device does not compute its feed-forward, if so.
+    elsewhere: Option<String>,
     /// Disjoint pieces, ascending.
     pub(super) pieces: Vec<Piece>,
     /// Addresses in an image at [`ORIGIN`].
@@ -154,10 +159,59 @@ impl Placing<'_> {
         };
         Ok(LinearWeight { ptr, dtype, n, k, bias })
     }
+
+    fn pair(&mut self, (ups, down): &Pair) -> Result<FfnWeights> {
+        let packed = ups.iter().map(|m| self.matrix(m, !m.gate_up)).collect::<Result<Vec<_>>>()?;
+        let up = match (&packed[..], &ups[..]) {
+            ([w], [m]) if m.gate_up => UpWeight::GateUp(*w),
+            ([w], _) => UpWeight::Plain(*w),
+            _ => UpWeight::Separate(packed[0], packed[1]),
+        };
+        Ok(FfnWeights { up, down: self.matrix(down, true)? })
+    }
+
+    /// Places matrices of one size and type one after the other: the first, and bytes from each to the next.
+    fn alike(&mut self, matrices: &[Matrix]) -> Result<(LinearWeight, usize)> {
+        let mut placed = Vec::with_capacity(matrices.len());
+        for m in matrices {
+            placed.push(self.matrix(m, false)?);
+        }
+        let first = placed[0];
+        let stride = placed.get(1).map_or(0, |next| (next.ptr.0 - first.ptr.0) as usize);
+        for (e, w) in placed.iter().enumerate() {
+            assert_eq!((w.dtype, w.ptr), (first.dtype, first.ptr.add(e * stride)), "experts are alike");
+        }
+        Ok((first, stride))
+    }
+
+    fn experts(&mut self, mixture: &Mixture, matrices: &ExpertMatrices) -> Result<ExpertWeights> {
+        let router = &mixture.router;
+        let router = self.required(router.name, "weight", router.rows * router.cols)?;
+        let (up, up_stride) = self.alike(&matrices.ups)?;
+        let (down, down_stride) = self.alike(&matrices.downs)?;
+        let shared = match (&matrices.shared, &mixture.shared) {
+            (Some(pair), Some((_, gate))) => {
+                Some((self.pair(pair)?, self.required(gate.name, "weight", gate.width)?))
+            }
+            _ => None,
+        };
+        Ok(ExpertWeights { router, up: UpWeight::GateUp(up), up_stride, down, down_stride, shared })
+    }
+
+    fn feed_forward(&mut self, block: &Block, matrices: &FfnMatrices) -> Result<FeedForward> {
+        Ok(match (matrices, &block.ffn) {
+            (FfnMatrices::Dense(pair), _) => FeedForward::Dense(self.pair(pair)?),
+            (FfnMatrices::Experts(of), model::FeedForward::Experts(mixture)) => {
+                FeedForward::Experts(Box::new(self.experts(mixture, of)?))
+            }
+            _ => FeedForward::Elsewhere,
+        })
+    }
 }
 
 impl LayerLayout {
-    /// The layout of one layer of a model, for an accelerator and its activations.
+    /// The layout of one layer of a model, for an accelerator and its activations; experts that the accelerator does not compute are
+    /// not part of it.
     ///
     /// # Errors
     /// A missing tensor, or one that the accelerator cannot multiply.
@@ -168,8 +222,37 @@ impl LayerLayout {
         layer: usize,
         act: Half,
     ) -> Result<LayerLayout> {
+        let matrices = LayerMatrices::new(accel, spec, &Block::of(spec, layer), weights, layer)?;
+        LayerLayout::of(accel, spec, weights, layer, act, matrices)
+    }
+
+    /// The same without experts, which the host computes.
+    ///
+    /// # Errors
+    /// As [`LayerLayout::new`].
+    pub fn without_experts(
+        accel: &dyn Accelerator,
+        spec: &ModelSpec,
+        weights: &Weights,
+        layer: usize,
+        act: Half,
+    ) -> Result<LayerLayout> {
+        let mut matrices = LayerMatrices::new(accel, spec, &Block::of(spec, layer), weights, layer)?;
+        if spec.experts_of(layer).is_some() {
+            matrices.ffn = FfnMatrices::Elsewhere("experts that the host computes".to_owned());
+        }
+        LayerLayout::of(accel, spec, weights, layer, act, matrices)
+    }
+
+    fn of(
+        accel: &dyn Accelerator,
+        spec: &ModelSpec,
+        weights: &Weights,
+        layer: usize,
+        act: Half,
+        matrices: LayerMatrices,
+    ) -> Result<LayerLayout> {
         let block = Block::of(spec, layer);
-        let matrices = LayerMatrices::new(spec, &block, weights, layer)?;
         let mut p = Placing { accel, weights, act, layer, next: 0, pieces: Vec::new() };
         let attn_norm = p.norm(&block.attn_norm)?;
         let qkv = matrices.qkv.iter().map(|m| p.matrix(m, false)).collect::<Result<_>>()?;
@@ -179,16 +262,7 @@ impl LayerLayout {
         let o = p.matrix(&matrices.o, true)?;
         let post_attn = p.plain(&block.post_attn)?;
         let ffn_norm = p.norm(&block.ffn_norm)?;
-        let ffn = matrices.ffn.as_ref().map(|(ups, down)| {
-            let packed = ups.iter().map(|m| p.matrix(m, !m.gate_up)).collect::<Result<Vec<_>>>()?;
-            let up = match (&packed[..], &ups[..]) {
-                ([w], [m]) if m.gate_up => UpWeight::GateUp(*w),
-                ([w], _) => UpWeight::Plain(*w),
-                _ => UpWeight::Separate(packed[0], packed[1]),
-            };
-            Ok(FfnWeights { up, down: p.matrix(down, true)? })
-        });
-        let ffn: Option<FfnWeights> = ffn.transpose()?;
+        let ffn = p.feed_forward(&block, &matrices.ffn)?;
         let post_ffn = p.plain(&block.post_ffn)?;
         let at_origin = LayerWeights {
             attn_norm,
@@ -205,7 +279,11 @@ impl LayerLayout {
             rope: [DevPtr::NULL; 2],
         };
         let sinks = block.sinks.is_some();
-        Ok(LayerLayout { layer, bytes: p.next, sinks, pieces: p.pieces, at_origin })
+        let elsewhere = match matrices.ffn {
+            FfnMatrices::Elsewhere(why) => Some(why),
+            FfnMatrices::Dense(_) | FfnMatrices::Experts(_) => None,
+        };
+        Ok(LayerLayout { layer, bytes: p.next, sinks, elsewhere, pieces: p.pieces, at_origin })
     }
 
     /// The weights of an image at `base`, with these tables of RoPE, which all layers share.
@@ -223,14 +301,22 @@ impl LayerLayout {
         self.sinks
     }
 
-    /// Whether it has the matrices of the feed-forward; not those of experts.
-    pub fn has_ffn(&self) -> bool {
-        self.at_origin.ffn.is_some()
+    /// Why the device does not compute its feed-forward, if so: it has none of the matrices.
+    pub fn elsewhere(&self) -> Option<&str> {
+        self.elsewhere.as_deref()
     }
 
-    /// Bytes of its matrices, which a decode step reads.
-    pub fn matrix_bytes(&self) -> u64 {
-        self.pieces.iter().filter(|p| p.is_matrix()).map(|p| p.bytes as u64).sum()
+    /// Bytes of its matrices that a decode step of one row reads.
+    pub fn matrix_bytes(&self, spec: &ModelSpec) -> u64 {
+        let all: u64 = self.pieces.iter().filter(|p| p.is_matrix()).map(|p| p.bytes as u64).sum();
+        match (&self.at_origin.ffn, spec.experts_of(self.layer)) {
+            (FeedForward::Experts(w), Some(e)) => {
+                let one = (w.up_stride + w.down_stride) as u64;
+                let router = 4 * (e.count * spec.d_model) as u64;
+                all - (e.count - e.used) as u64 * one + router
+            }
+            _ => all,
+        }
     }
 
     /// Writes an image.

@@ -1,7 +1,7 @@
 //! The matrices of a model as an accelerator multiplies them: which tensors are packed together.
 
 use crate::device::{Accelerator, DevPtr, LinearSource, LinearWeight};
-use crate::model::{Block, FeedForward, MatrixSpec, Mlp, ModelSpec, Position, Weights};
+use crate::model::{Block, Experts, FeedForward, MatrixSpec, Mlp, ModelSpec, Position, Weights};
 use crate::tensor::{DType, Half, Tensor};
 use crate::{Error, Result};
 
@@ -20,7 +20,8 @@ impl Matrix {
     }
 
     fn of(layer: usize, m: &MatrixSpec) -> Matrix {
-        Matrix::one(format!("blk.{layer}.{}", m.name))
+        let name = m.tensor(layer, "weight");
+        Matrix::one(name.trim_end_matches(".weight").to_owned())
     }
 
     pub fn parts<'a>(&self, weights: &'a Weights) -> Result<Vec<&'a Tensor>> {
@@ -51,14 +52,61 @@ pub(super) struct LayerMatrices {
     /// q, k and v, stacked as far as they have one dtype.
     pub qkv: Vec<Matrix>,
     pub o: Matrix,
-    /// Of a dense feed-forward: up; gate and up in one; or gate, then up; and down. Experts have none here.
-    pub ffn: Option<(Vec<Matrix>, Matrix)>,
+    pub ffn: FfnMatrices,
+}
+
+/// Of a feed-forward: up; gate and up in one; or gate, then up; and down.
+pub(super) type Pair = (Vec<Matrix>, Matrix);
+
+/// The matrices of a feed-forward.
+#[derive(Debug)]
+pub(super) enum FfnMatrices {
+    Dense(Pair),
+    Experts(ExpertMatrices),
+    /// Experts that no device computes, and why.
+    Elsewhere(String),
+}
+
+/// The matrices of a layer of experts.
+#[derive(Debug)]
+pub(super) struct ExpertMatrices {
+    /// Gate and up of each expert, in one.
+    pub ups: Vec<Matrix>,
+    pub downs: Vec<Matrix>,
+    /// Those of the expert of all rows.
+    pub shared: Option<Pair>,
+}
+
+impl FfnMatrices {
+    /// Each of its matrices, of experts those of the first.
+    fn kinds(self) -> Vec<Matrix> {
+        let of = |(mut up, down): Pair| {
+            up.push(down);
+            up
+        };
+        match self {
+            FfnMatrices::Dense(pair) => of(pair),
+            FfnMatrices::Experts(mut e) => {
+                e.ups.truncate(1);
+                e.downs.truncate(1);
+                let shared = e.shared.map_or_else(Vec::new, of);
+                e.ups.into_iter().chain(e.downs).chain(shared).collect()
+            }
+            FfnMatrices::Elsewhere(_) => Vec::new(),
+        }
+    }
 }
 
 impl LayerMatrices {
     /// # Errors
     /// A tensor is missing.
-    pub fn new(spec: &ModelSpec, block: &Block, weights: &Weights, layer: usize) -> Result<LayerMatrices> {
+    pub fn new(
+        accel: &dyn Accelerator,
+        spec: &ModelSpec,
+        block: &Block,
+        weights: &Weights,
+        layer: usize,
+    ) -> Result<LayerMatrices> {
         let dtype = |m: &MatrixSpec| tensor(weights, &m.tensor(layer, "weight")).map(|t| t.dtype);
         let mut qkv: Vec<(DType, Matrix)> = Vec::new();
         for part in [&block.q, &block.k, &block.v] {
@@ -72,26 +120,50 @@ impl LayerMatrices {
         let up = |ffn: &Mlp| match &ffn.gate {
             None => Ok(vec![Matrix::of(layer, &ffn.up)]),
             Some(gate) => {
-                let (mut gate, up, both) = (
+                let (mut of_gate, up, both) = (
                     Matrix::of(layer, gate),
                     Matrix::of(layer, &ffn.up),
                     // Rows interleave by eight; other widths, mixed dtypes and biases need separate products.
                     dtype(gate)? == dtype(&ffn.up)?
-                        && spec.d_ff.is_multiple_of(8)
+                        && ffn.up.rows.is_multiple_of(8)
                         && !biased(gate)
                         && !biased(&ffn.up),
                 );
                 Ok(if both {
-                    gate.names.extend(up.names);
-                    vec![Matrix { gate_up: true, ..gate }]
+                    of_gate.names.extend(up.names);
+                    vec![Matrix { gate_up: true, ..of_gate }]
                 } else {
-                    vec![gate, up]
+                    vec![of_gate, up]
                 })
             }
         };
         let ffn = match &block.ffn {
-            FeedForward::Dense(mlp) => Some((up(mlp)?, Matrix::of(layer, &mlp.down))),
-            FeedForward::Experts(_) => None,
+            FeedForward::Dense(mlp) => FfnMatrices::Dense((up(mlp)?, Matrix::of(layer, &mlp.down))),
+            FeedForward::Experts(_) if !spec.experts.as_ref().is_some_and(Experts::on_devices) => {
+                FfnMatrices::Elsewhere("experts with biases".to_owned())
+            }
+            FeedForward::Experts(mixture) => {
+                let pair = |mlp: &Mlp| Ok::<_, Error>((up(mlp)?, Matrix::of(layer, &mlp.down)));
+                let types = |mlp: &Mlp| Ok::<_, Error>([dtype(&mlp.up)?, dtype(&mlp.down)?]);
+                let first = mixture.experts.first().map(types).transpose()?;
+                let (mut ups, mut downs, mut alike) = (Vec::new(), Vec::new(), true);
+                for mlp in &mixture.experts {
+                    let (mut up, down) = pair(mlp)?;
+                    alike &= up.len() == 1 && up[0].gate_up && Some(types(mlp)?) == first;
+                    ups.append(&mut up);
+                    downs.push(down);
+                }
+                let shared = mixture.shared.as_ref().map(|(mlp, _)| pair(mlp)).transpose()?;
+                let fused = shared.as_ref().is_none_or(|(up, _)| up.len() == 1 && up[0].gate_up);
+                let foreign = first.into_iter().flatten().find(|&t| !accel.multiplies_experts(t));
+                match (alike && fused, foreign) {
+                    (true, None) => FfnMatrices::Experts(ExpertMatrices { ups, downs, shared }),
+                    (true, Some(dtype)) => FfnMatrices::Elsewhere(format!("experts of {dtype}")),
+                    (false, _) => {
+                        FfnMatrices::Elsewhere("experts whose matrices are not of one type".to_owned())
+                    }
+                }
+            }
         };
         Ok(LayerMatrices {
             qkv: qkv.into_iter().map(|(_, m)| m).collect(),
@@ -101,8 +173,7 @@ impl LayerMatrices {
     }
 
     fn all(self) -> impl Iterator<Item = Matrix> {
-        let ffn = self.ffn.into_iter().flat_map(|(up, down)| up.into_iter().chain([down]));
-        self.qkv.into_iter().chain([self.o]).chain(ffn)
+        self.qkv.into_iter().chain([self.o]).chain(self.ffn.kinds())
     }
 }
 
@@ -118,35 +189,41 @@ pub(super) fn shares_table(accel: &dyn Accelerator, spec: &ModelSpec, table: &Te
 }
 
 /// Whether some layer multiplies gate and up separately, and so needs a workspace for them.
-pub fn separate_gate_up(spec: &ModelSpec, weights: &Weights) -> Result<bool> {
+pub fn separate_gate_up(accel: &dyn Accelerator, spec: &ModelSpec, weights: &Weights) -> Result<bool> {
     for layer in 0..spec.n_layers {
         let block = Block::of(spec, layer);
-        if LayerMatrices::new(spec, &block, weights, layer)?.ffn.is_some_and(|(up, _)| up.len() > 1) {
+        if let FfnMatrices::Dense((up, _)) = LayerMatrices::new(accel, spec, &block, weights, layer)?.ffn
+            && up.len() > 1
+        {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-fn matrices(spec: &ModelSpec, weights: &Weights) -> Result<Vec<Matrix>> {
+fn matrices(accel: &dyn Accelerator, spec: &ModelSpec, weights: &Weights) -> Result<Vec<Matrix>> {
     let mut all = Vec::new();
     for layer in 0..spec.n_layers {
         let block = Block::of(spec, layer);
-        all.extend(LayerMatrices::new(spec, &block, weights, layer)?.all());
+        all.extend(LayerMatrices::new(accel, spec, &block, weights, layer)?.all());
     }
     all.push(Matrix::one(head_name(spec).to_string()));
     Ok(all)
 }
 
-/// All matrices as they will be multiplied, without addresses, for sizing working memory.
-pub fn linear_shapes(spec: &ModelSpec, weights: &Weights) -> Result<Vec<LinearWeight>> {
+/// All matrices as they will be multiplied, without addresses, for sizing working memory; of a layer's experts those of one.
+pub fn linear_shapes(
+    accel: &dyn Accelerator,
+    spec: &ModelSpec,
+    weights: &Weights,
+) -> Result<Vec<LinearWeight>> {
     let shape = |m: &Matrix| {
         m.with_source(weights, |s| {
             let (ptr, bias) = (DevPtr::NULL, DevPtr::NULL);
             Ok(LinearWeight { ptr, dtype: s.dtype(), n: s.n(), k: s.k(), bias })
         })
     };
-    matrices(spec, weights)?.iter().map(shape).collect()
+    matrices(accel, spec, weights)?.iter().map(shape).collect()
 }
 
 /// The activation type that all weights of a model can be multiplied with: bfloat16 if any of them is, or if the
@@ -164,7 +241,7 @@ pub fn activation_type(accel: &dyn Accelerator, spec: &ModelSpec, weights: &Weig
             ))
         })
     };
-    for m in matrices(spec, weights)? {
+    for m in matrices(accel, spec, weights)? {
         for (t, name) in m.parts(weights)?.iter().zip(&m.names) {
             if half(name, t.dtype)? == Half::BF16 {
                 act = Half::BF16;

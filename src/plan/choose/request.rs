@@ -21,6 +21,8 @@ pub struct Fixed {
     pub prefill: Option<Policy>,
     /// LIA: their vector for decode rows.
     pub decode: Option<Policy>,
+    /// `ncmoe`: how many blocks, the first ones, have their experts on the CPU.
+    pub experts_on_host: Option<usize>,
 }
 
 impl Fixed {
@@ -38,6 +40,7 @@ impl Fixed {
             (self.boundary.is_some(), "`boundary`", "helm"),
             (self.pinned.is_some(), "`pinned`", "lia"),
             (self.has_vectors(), "`policy`", "lia"),
+            (self.experts_on_host.is_some(), "`n_cpu_moe`", "ncmoe"),
         ];
         match settings.into_iter().find(|&(given, _, owner)| given && strategy != owner) {
             Some((_, setting, owner)) => {
@@ -72,6 +75,9 @@ impl Fixed {
     pub(super) fn check(&self, sizes: &Sizes) -> Result<()> {
         self.check_vectors()?;
         let (n, units) = (sizes.layers(), sizes.units());
+        if let Some(blocks) = self.experts_on_host.filter(|&blocks| blocks > n) {
+            return Err(Error::usage(format!("`n_cpu_moe` {blocks}: the model has {n} blocks")));
+        }
         match (self.boundary, self.pinned) {
             (Some(k), _) if k > units => Err(Error::usage(format!(
                 "`boundary` {k}: the model has {units} units (embedding, {n} blocks, head)"

@@ -26,6 +26,21 @@ pub enum Strategy {
     Lia,
     /// Of a mixture of experts: the experts on the CPU, all else on the GPU (llama.cpp's `--cpu-moe`, LIA's (0,0,0,0,1,1)).
     CpuMoe,
+    /// Of a mixture of experts: those of the first blocks on the CPU, as few as fit, all else on the GPU (llama.cpp's `--n-cpu-moe`).
+    Ncmoe,
+    /// Of a mixture of experts: experts on both sides, and where all else is, by predicted time.
+    Experts,
+}
+
+/// The feed-forwards of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ffns {
+    /// All are dense.
+    Dense,
+    /// Experts that either side computes.
+    Experts,
+    /// Experts that the CPU computes, or attention with sinks, because the device cannot.
+    ExpertsOnHost,
 }
 
 /// What there is to know of a strategy.
@@ -40,7 +55,7 @@ struct Entry {
 }
 
 /// Baselines first.
-const TABLE: [Entry; 10] = {
+const TABLE: [Entry; 12] = {
     use Strategy::*;
     [
         Entry { strategy: CpuOnly, name: "cpu-only", preference: 0, has_boundary: true },
@@ -52,7 +67,9 @@ const TABLE: [Entry; 10] = {
         Entry { strategy: Stream, name: "stream", preference: 4, has_boundary: false },
         Entry { strategy: Helm, name: "helm", preference: 2, has_boundary: true },
         Entry { strategy: Lia, name: "lia", preference: 3, has_boundary: false },
-        Entry { strategy: CpuMoe, name: "cpu-moe", preference: 9, has_boundary: false },
+        Entry { strategy: CpuMoe, name: "cpu-moe", preference: 10, has_boundary: false },
+        Entry { strategy: Ncmoe, name: "ncmoe", preference: 11, has_boundary: false },
+        Entry { strategy: Experts, name: "experts", preference: 9, has_boundary: false },
     ]
 };
 
@@ -89,12 +106,13 @@ impl Strategy {
         self.entry().preference
     }
 
-    /// Whether it places models with experts, which are computed on the CPU, or those without.
-    pub fn places(self, experts: bool) -> bool {
+    /// Whether it places models with such feed-forwards.
+    pub fn places(self, ffn: Ffns) -> bool {
         match self {
             Strategy::CpuOnly => true,
-            Strategy::CpuMoe => experts,
-            _ => !experts,
+            Strategy::CpuMoe => ffn != Ffns::Dense,
+            Strategy::Ncmoe | Strategy::Experts => ffn == Ffns::Experts,
+            _ => ffn != Ffns::ExpertsOnHost,
         }
     }
 

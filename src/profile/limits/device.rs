@@ -9,8 +9,9 @@ use super::device_time::device_time;
 use super::link::{self, LinkLimits};
 use crate::Result;
 use crate::device::{
-    Accelerator, Attend, Buffer, DevPtr, Event, FfnWeights, Lane, LayerWeights, Limits, LinearSource,
-    LinearWeight, NormWeight, Runtime, Shape, StepContext, StepDesc, StepSeq, SubBatches, UpWeight,
+    Accelerator, Attend, Buffer, DevPtr, Event, FeedForward, FfnWeights, Lane, LayerWeights, Limits,
+    LinearSource, LinearWeight, NormWeight, Runtime, Shape, StepContext, StepDesc, StepSeq, SubBatches,
+    UpWeight,
 };
 use crate::host::Pool;
 use crate::model::{Ffn, Norm, RopePairing};
@@ -193,6 +194,7 @@ fn out_proj(accelerator: &Arc<dyn Accelerator>, effort: Effort, d: usize, rows: 
         norm: Norm::Rms { eps: 1e-5 },
         qk_norm: None,
         ffn: Ffn::SwiGlu,
+        experts: None,
         attn_scale: 0.125,
         attn_softcap: None,
         embed_scale: 1.0,
@@ -236,7 +238,7 @@ fn out_proj(accelerator: &Arc<dyn Accelerator>, effort: Effort, d: usize, rows: 
         o,
         post_attn: DevPtr::NULL,
         ffn_norm: NormWeight::default(),
-        ffn: Some(FfnWeights { up: UpWeight::Plain(o), down: o }),
+        ffn: FeedForward::Dense(FfnWeights { up: UpWeight::Plain(o), down: o }),
         post_ffn: DevPtr::NULL,
         windowed: false,
         rope: [DevPtr::NULL; 2],

@@ -128,8 +128,8 @@ impl<'a> Rig<'a> {
         let head = upload.head()?;
         let embed = upload.embedding(Some(&head.1))?;
         let buffers = upload.finish()?;
-        let linears = linear_shapes(spec, source)?;
-        let separate = separate_gate_up(spec, source)?;
+        let linears = linear_shapes(&**accel, spec, source)?;
+        let separate = separate_gate_up(&**accel, spec, source)?;
         let plan = SubBatches::plan(&**accel, &shape, &[limits], &linears, separate, false);
         let zeroed = |bytes: usize| -> Result<Buffer> {
             let buffer = Buffer::new(runtime, bytes)?;

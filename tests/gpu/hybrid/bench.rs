@@ -9,9 +9,9 @@ use crate::support::gpu::{self, Rng};
 use tandem::device::emulated::PageShape;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::{
-    Accelerator, Attend, Buffer, DevPtr, EmbedWeight, FfnWeights, LayerPages, LayerWeights, Limits,
-    LinearSource, LinearWeight, Mailbox, NormWeight, Publish, Published, Residual, RowSpan, Runtime, Shape,
-    Step, StepContext, StepDesc, StepSeq, SubBatch, SubBatches, UpWeight, Workspace, on_kernels,
+    Accelerator, Attend, Buffer, DevPtr, EmbedWeight, FeedForward, FfnWeights, LayerPages, LayerWeights,
+    Limits, LinearSource, LinearWeight, Mailbox, NormWeight, Publish, Published, Residual, RowSpan, Runtime,
+    Shape, Step, StepContext, StepDesc, StepSeq, SubBatch, SubBatches, UpWeight, Workspace, on_kernels,
 };
 use tandem::host::Pool;
 use tandem::model::{Ffn, Norm, RopePairing};
@@ -91,6 +91,7 @@ impl Bench {
             norm: Norm::Rms { eps: 1e-5 },
             qk_norm: None,
             ffn: Ffn::SwiGlu,
+            experts: None,
             attn_scale: 0.125,
             attn_softcap: None,
             embed_scale: 1.0,
@@ -156,7 +157,7 @@ impl Bench {
             o,
             post_attn: DevPtr::NULL,
             ffn_norm: norm,
-            ffn: Some(FfnWeights { up: UpWeight::GateUp(up), down }),
+            ffn: FeedForward::Dense(FfnWeights { up: UpWeight::GateUp(up), down }),
             post_ffn: DevPtr::NULL,
             windowed: window.is_some(),
             rope,

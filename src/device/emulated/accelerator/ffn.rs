@@ -3,12 +3,39 @@
 use std::ops::Range;
 
 use super::EmulatedAccelerator;
-use super::operands::NormRows;
+use super::operands::{MatrixOperand, NormRows, Operands};
 use crate::Result;
 use crate::device::accelerator::{LayerWeights, LinearWeight, Residual, StepContext, UpWeight};
 use crate::device::emulated::ops::cast::{Kept, numbers_mut};
-use crate::device::emulated::ops::linear;
+use crate::device::emulated::ops::linear::{self, Arithmetic};
 use crate::device::runtime::DevPtr;
+use crate::model::Ffn;
+
+/// The first matrices of a feed-forward among the operands: the gate, if there is one, and up.
+pub(super) struct Ups(Option<MatrixOperand>, MatrixOperand);
+
+impl Ups {
+    /// Of width `ff`.
+    pub fn new(io: &mut Operands, up: &UpWeight, ff: usize) -> Ups {
+        match up {
+            UpWeight::GateUp(both) => {
+                let row = both.dtype.row_bytes(both.k).expect("checked when packed");
+                let ups = if both.bias.is_null() { both.bias } else { both.bias.add(4 * ff) };
+                let gate = LinearWeight { n: ff, ..*both };
+                let up = LinearWeight { n: ff, ptr: both.ptr.add(ff * row), bias: ups, ..*both };
+                Ups(Some(io.weight(&gate)), io.weight(&up))
+            }
+            UpWeight::Separate(gate, up) => Ups(Some(io.weight(gate)), io.weight(up)),
+            UpWeight::Plain(up) => Ups(None, io.weight(up)),
+        }
+    }
+
+    /// y = the activations of `x`.
+    pub fn run(&self, by: &Arithmetic, ffn: Ffn, reads: &[&[u8]], x: &[f32], y: &mut [f32]) {
+        let (gate, up) = (self.0.map(|w| w.matrix(reads)), self.1.matrix(reads));
+        linear::feed_forward(by, ffn, gate.as_ref(), &up, x, y);
+    }
+}
 
 /// See [`Accelerator::ffn_up`](crate::device::accelerator::Accelerator::ffn_up).
 pub(super) fn up(
@@ -26,17 +53,7 @@ pub(super) fn up(
     let mut io = accel.operands(cx);
     let delta = io.delta(cx, residual, &rows);
     let weight = io.norm(&layer.ffn_norm, d);
-    let parts = match &layer.dense()?.up {
-        UpWeight::GateUp(both) => {
-            let row = both.dtype.row_bytes(both.k).expect("checked when packed");
-            let ups = if both.bias.is_null() { both.bias } else { both.bias.add(4 * ff) };
-            let gate = LinearWeight { n: ff, ..*both };
-            let up = LinearWeight { n: ff, ptr: both.ptr.add(ff * row), bias: ups, ..*both };
-            (Some(io.weight(&gate)), io.weight(&up))
-        }
-        UpWeight::Separate(gate, up) => (Some(io.weight(gate)), io.weight(up)),
-        UpWeight::Plain(up) => (None, io.weight(up)),
-    };
+    let ups = Ups::new(&mut io, &layer.ffn.dense()?.up, ff);
     let hidden = io.write_rows(ws.hidden, &rows, 4 * d);
     let x = io.write_rows(ws.x, &rows, act.bytes() * d);
     let out = io.write_rows(ws.act, &rows, act.bytes() * ff);
@@ -45,8 +62,7 @@ pub(super) fn up(
         let hidden = numbers_mut(std::mem::take(&mut writes[hidden]));
         let x = norm_rows.run(reads, hidden, std::mem::take(&mut writes[x]));
         let mut y = vec![0f32; rows.len() * ff];
-        let (gate, up) = (parts.0.map(|w| w.matrix(reads)), parts.1.matrix(reads));
-        linear::feed_forward(&by, ffn, gate.as_ref(), &up, &x, &mut y);
+        ups.run(&by, ffn, reads, &x, &mut y);
         act.write(&y, writes[out]);
         Ok(())
     })

@@ -7,13 +7,14 @@
 //! For a shape that wants exact results ([`Shape::exact`]) rows are kept in f32 and computed by the CPU's kernels.
 //!
 //! The files have the same names as in `device/kernels/accelerator/`: [`ends`] (embedding and head), [`qkv`],
-//! [`attend`] ([`exact`] with the CPU's bits), [`ffn`]; [`exchange`] talks to the host. [`operands`] are the spans that
+//! [`attend`] ([`exact`] with the CPU's bits), [`ffn`], [`experts`]; [`exchange`] talks to the host. [`operands`] are the spans that
 //! an operation is enqueued with.
 
 mod attend;
 mod ends;
 mod exact;
 mod exchange;
+mod experts;
 mod ffn;
 mod operands;
 mod qkv;
@@ -28,8 +29,9 @@ use super::ops::linear::Arithmetic;
 use super::runtime::EmulatedRuntime;
 use super::step::HostStep;
 use crate::device::accelerator::{
-    Accelerator, EmbedWeight, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
-    NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc, Workspace,
+    Accelerator, EmbedWeight, FeedForward, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight,
+    Mailbox, NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc,
+    Workspace,
 };
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::host::Pool;
@@ -104,6 +106,10 @@ impl Accelerator for EmulatedAccelerator {
 
     fn activations_for(&self, dtype: DType) -> Option<Half> {
         Some(if dtype == DType::BF16 { Half::BF16 } else { Half::F16 })
+    }
+
+    fn multiplies_experts(&self, _dtype: DType) -> bool {
+        true
     }
 
     fn packed_bytes(&self, source: &LinearSource<'_>, _act: Half) -> Result<usize> {
@@ -217,11 +223,17 @@ impl Accelerator for EmulatedAccelerator {
         residual: Residual,
         rows: Range<usize>,
     ) -> Result<()> {
-        ffn::up(self, cx, layer, residual, rows)
+        match &layer.ffn {
+            FeedForward::Experts(e) => experts::up(self, cx, layer, e, residual, rows),
+            _ => ffn::up(self, cx, layer, residual, rows),
+        }
     }
 
     fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
-        ffn::to_delta(self, cx, "ffn_down", &layer.dense()?.down, cx.ws.act, rows)
+        match &layer.ffn {
+            FeedForward::Experts(e) => experts::down(self, cx, e, rows),
+            other => ffn::to_delta(self, cx, "ffn_down", &other.dense()?.down, cx.ws.act, rows),
+        }
     }
 
     fn logits(

@@ -45,6 +45,12 @@ impl Operands {
         MatrixOperand { dtype: w.dtype, k: w.k, data, bias: self.read(w.bias, 4 * w.n) }
     }
 
+    /// `bytes` from `w` on, which begin with it: that of the first of several alike ([`MatrixOperand::part`]).
+    pub fn spaced(&mut self, w: &LinearWeight, bytes: usize) -> MatrixOperand {
+        let data = self.read(w.ptr, bytes);
+        MatrixOperand { dtype: w.dtype, k: w.k, data, bias: self.read(DevPtr::NULL, 0) }
+    }
+
     pub fn norm(&mut self, w: &NormWeight, d: usize) -> [usize; 2] {
         [self.read(w.w, 4 * d), self.read(w.b, 4 * d)]
     }
@@ -78,6 +84,13 @@ pub(super) struct MatrixOperand {
 impl MatrixOperand {
     pub fn matrix<'a>(&self, reads: &[&'a [u8]]) -> Matrix<'a> {
         Matrix { dtype: self.dtype, k: self.k, data: reads[self.data], bias: numbers(reads[self.bias]) }
+    }
+
+    /// Rows `rows` of the matrix that begins at byte `at`.
+    pub fn part<'a>(&self, reads: &[&'a [u8]], at: usize, rows: Range<usize>) -> Matrix<'a> {
+        let row = self.dtype.row_bytes(self.k).expect("checked when packed");
+        let data = &reads[self.data][at + rows.start * row..at + rows.end * row];
+        Matrix { dtype: self.dtype, k: self.k, data, bias: &[] }
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) fn up(
         Ffn::GeGlu => Epilogue::GeGlu,
         Ffn::Relu => Epilogue::Relu,
     };
-    match &layer.dense()?.up {
+    match &layer.ffn.dense()?.up {
         UpWeight::GateUp(w) | UpWeight::Plain(w) => multiply(w, ws.act, ff, epilogue),
         UpWeight::Separate(gate, up) => {
             // A row's gate and up lie side by side.

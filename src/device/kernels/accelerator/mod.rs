@@ -96,6 +96,10 @@ impl Accelerator for KernelAccelerator {
         }
     }
 
+    fn multiplies_experts(&self, _dtype: DType) -> bool {
+        false
+    }
+
     fn packed_bytes(&self, source: &LinearSource<'_>, _act: Half) -> Result<usize> {
         let k = source.k();
         let whole = source.dtype().row_bytes(k).is_some();
@@ -223,7 +227,7 @@ impl Accelerator for KernelAccelerator {
 
     fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
         let act = cx.ws.at_row(cx.shape, rows.start).act;
-        ffn::to_delta(self.rt(), cx, &layer.dense()?.down, act, &rows)
+        ffn::to_delta(self.rt(), cx, &layer.ffn.dense()?.down, act, &rows)
     }
 
     fn logits(

@@ -1,11 +1,12 @@
 //! The choice of a router.
 
-use crate::model::RouterWeights;
+use super::RouterWeights;
 
-/// Writes the largest of `logits`, as many as `ids` has, largest first and the lowest index among equals, and their weights.
+/// Writes the largest of `logits`, as many as `ids` has, largest first and the lowest index among equals, and their weights, f32 as all
+/// sides compute them.
 ///
 /// Logits that are no numbers are chosen last, and make weights that are none.
-pub(super) fn route(logits: &[f32], of: RouterWeights, ids: &mut [u32], weights: &mut [f32]) {
+pub fn route(logits: &[f32], of: RouterWeights, ids: &mut [u32], weights: &mut [f32]) {
     let used = ids.len();
     let key = |e: usize| if logits[e].is_nan() { f32::NEG_INFINITY } else { logits[e] };
     for e in 0..logits.len() {

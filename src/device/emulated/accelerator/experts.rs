@@ -1,0 +1,203 @@
+//! Experts: the choice of each row, and the products of the chosen ones, row by row of an expert.
+//!
+//! Results are in the order of a row's choices, so that they depend on no other row.
+
+use std::ops::Range;
+
+use super::EmulatedAccelerator;
+use super::ffn::Ups;
+use super::operands::{MatrixOperand, NormRows, Operands};
+use crate::device::accelerator::{
+    ExpertRows, ExpertShape, ExpertWeights, LayerWeights, LinearWeight, Residual, StepContext, UpWeight,
+};
+use crate::device::emulated::ops::cast::{Kept, numbers, numbers_mut};
+use crate::device::emulated::ops::linear::{self, Arithmetic};
+use crate::device::emulated::ops::matrix::Matrix;
+use crate::device::runtime::DevPtr;
+use crate::model::route;
+use crate::tensor::DType;
+use crate::{Error, Result};
+
+/// The sizes of experts, and their rows from `row` on.
+fn rows_of(cx: &StepContext<'_>, row: usize) -> Result<(ExpertShape, ExpertRows)> {
+    let shape = cx.shape.experts.as_ref().copied();
+    shape
+        .zip(cx.ws.expert_rows(cx.shape, row))
+        .filter(|_| !cx.ws.experts.is_null())
+        .ok_or_else(|| Error::usage("experts on a device whose workspace has no rows of them"))
+}
+
+/// A matrix of every expert.
+#[derive(Clone, Copy)]
+struct OfExperts {
+    of_one: MatrixOperand,
+    stride: usize,
+}
+
+impl OfExperts {
+    /// The matrices of `count` experts among the operands; `w` is that of expert 0.
+    fn new(io: &mut Operands, w: &LinearWeight, stride: usize, count: usize) -> OfExperts {
+        let bytes = w.n * w.dtype.row_bytes(w.k).expect("checked when packed");
+        OfExperts { of_one: io.spaced(w, (count - 1) * stride + bytes), stride }
+    }
+
+    /// Rows `rows` of that of expert `e`.
+    fn matrix<'a>(&self, reads: &[&'a [u8]], e: usize, rows: Range<usize>) -> Matrix<'a> {
+        self.of_one.part(reads, e * self.stride, rows)
+    }
+}
+
+/// The choices of some rows, `used` each, by expert: ascending experts, and for each its choices, ascending.
+fn by_expert(ids: &[u32], count: usize) -> Vec<(usize, Vec<usize>)> {
+    let mut of: Vec<Vec<usize>> = vec![Vec::new(); count];
+    for (choice, &e) in ids.iter().enumerate() {
+        of[e as usize].push(choice);
+    }
+    of.into_iter().enumerate().filter(|(_, choices)| !choices.is_empty()).collect()
+}
+
+/// See [`Accelerator::ffn_up`](crate::device::accelerator::Accelerator::ffn_up).
+pub(super) fn up(
+    accel: &EmulatedAccelerator,
+    cx: &StepContext<'_>,
+    layer: &LayerWeights,
+    weights: &ExpertWeights,
+    residual: Residual,
+    rows: Range<usize>,
+) -> Result<()> {
+    cx.check(&rows)?;
+    let (ws, shape) = (cx.ws, cx.shape);
+    let rows = accel.step(cx).clip(&rows);
+    let (d, ffn, act) = (shape.d_model, shape.ffn, Kept::of(shape, shape.act));
+    let (e, to_rows) = rows_of(cx, rows.start)?;
+    let by = accel.arithmetic(shape);
+    let mut io = accel.operands(cx);
+    let delta = io.delta(cx, residual, &rows);
+    let weight = io.norm(&layer.ffn_norm, d);
+    let router = io.weight(&LinearWeight {
+        ptr: weights.router,
+        dtype: DType::F32,
+        n: e.count,
+        k: d,
+        bias: DevPtr::NULL,
+    });
+    let (gate_up, up_rows) = match &weights.up {
+        UpWeight::GateUp(w) => (OfExperts::new(&mut io, w, weights.up_stride, e.count), w.n / 2),
+        other => return Err(Error::usage(format!("experts with {other:?}"))),
+    };
+    let shared = weights.shared.as_ref().map(|(mlp, gate)| {
+        let gate = LinearWeight { ptr: *gate, dtype: DType::F32, n: 1, k: d, bias: DevPtr::NULL };
+        (Ups::new(&mut io, &mlp.up, e.shared), io.weight(&gate))
+    });
+    let n = rows.len();
+    let hidden = io.write_rows(ws.hidden, &rows, 4 * d);
+    let x = io.write_rows(ws.x, &rows, act.bytes() * d);
+    let ids = io.write(to_rows.ids, 4 * n * e.used);
+    let factors = io.write(to_rows.weights, 4 * n * e.used);
+    let out = io.write(to_rows.act, act.bytes() * n * e.used * e.d_ff);
+    let gate = io.write(to_rows.gate, if shared.is_some() { 4 * n } else { 0 });
+    let shared_out = io.write(to_rows.shared, act.bytes() * n * e.shared);
+    let norm_rows = NormRows { kernels: by.kernels, norm: shape.norm, act, d, delta, weight };
+    accel.enqueue(cx, "ffn_up", io, move |reads, writes| {
+        let hidden = numbers_mut(std::mem::take(&mut writes[hidden]));
+        let x = norm_rows.run(reads, hidden, std::mem::take(&mut writes[x]));
+        let mut logits = vec![0f32; n * e.count];
+        by.linear(&router.matrix(reads), false, &x, &mut logits, e.count, 0);
+        let ids: &mut [u32] = numbers_mut(std::mem::take(&mut writes[ids]));
+        let factors: &mut [f32] = numbers_mut(std::mem::take(&mut writes[factors]));
+        let rows = logits.chunks_exact(e.count).zip(ids.chunks_exact_mut(e.used));
+        for ((logits, ids), factors) in rows.zip(factors.chunks_exact_mut(e.used)) {
+            route(logits, e.weights, ids, factors);
+        }
+        let out = std::mem::take(&mut writes[out]);
+        for (expert, choices) in by_expert(ids, e.count) {
+            let inputs: Vec<f32> =
+                choices.iter().flat_map(|c| &x[c / e.used * d..(c / e.used + 1) * d]).copied().collect();
+            let gate = gate_up.matrix(reads, expert, 0..up_rows);
+            let up = gate_up.matrix(reads, expert, up_rows..2 * up_rows);
+            let mut y = vec![0f32; choices.len() * e.d_ff];
+            linear::feed_forward(&by, ffn, Some(&gate), &up, &inputs, &mut y);
+            for (choice, y) in choices.iter().zip(y.chunks_exact(e.d_ff)) {
+                let bytes = act.bytes() * e.d_ff;
+                act.write(y, &mut out[choice * bytes..(choice + 1) * bytes]);
+            }
+        }
+        if let Some((ups, gate_w)) = &shared {
+            by.linear(&gate_w.matrix(reads), false, &x, numbers_mut(std::mem::take(&mut writes[gate])), 1, 0);
+            let mut y = vec![0f32; n * e.shared];
+            ups.run(&by, ffn, reads, &x, &mut y);
+            act.write(&y, writes[shared_out]);
+        }
+        Ok(())
+    })
+}
+
+/// See [`Accelerator::ffn_down`](crate::device::accelerator::Accelerator::ffn_down).
+pub(super) fn down(
+    accel: &EmulatedAccelerator,
+    cx: &StepContext<'_>,
+    weights: &ExpertWeights,
+    rows: Range<usize>,
+) -> Result<()> {
+    cx.check(&rows)?;
+    let rows = accel.step(cx).clip(&rows);
+    let (d, act, n) = (cx.shape.d_model, Kept::of(cx.shape, cx.shape.act), rows.len());
+    let (e, of_rows) = rows_of(cx, rows.start)?;
+    let by = accel.arithmetic(cx.shape);
+    let mut io = accel.operands(cx);
+    let ids = io.read(of_rows.ids, 4 * n * e.used);
+    let factors = io.read(of_rows.weights, 4 * n * e.used);
+    let x = io.read(of_rows.act, act.bytes() * n * e.used * e.d_ff);
+    let matrices = OfExperts::new(&mut io, &weights.down, weights.down_stride, e.count);
+    let shared = weights.shared.as_ref().map(|(mlp, _)| {
+        let w = io.weight(&mlp.down);
+        (w, io.read(of_rows.shared, act.bytes() * n * e.shared), io.read(of_rows.gate, 4 * n))
+    });
+    let delta = io.write_rows(cx.ws.delta, &rows, 4 * d);
+    accel.enqueue(cx, "ffn_down", io, move |reads, writes| {
+        let (ids, factors): (&[u32], &[f32]) = (numbers(reads[ids]), numbers(reads[factors]));
+        let delta: &mut [f32] = numbers_mut(std::mem::take(&mut writes[delta]));
+        match &shared {
+            None => delta.fill(0.0),
+            Some((w, x, gate)) => {
+                by.linear(&w.matrix(reads), false, &act.read(reads[*x]), delta, d, 0);
+                for (delta, gate) in delta.chunks_exact_mut(d).zip(numbers::<f32>(reads[*gate])) {
+                    let g = 1.0 / (1.0 + (-gate).exp());
+                    delta.iter_mut().for_each(|x| *x *= g);
+                }
+            }
+        }
+        let x = act.read(reads[x]);
+        let out = outputs(&by, &e, ids, &x, d, |expert| matrices.matrix(reads, expert, 0..d));
+        for ((delta, factors), out) in
+            delta.chunks_exact_mut(d).zip(factors.chunks_exact(e.used)).zip(out.chunks_exact(e.used * d))
+        {
+            for (w, y) in factors.iter().zip(out.chunks_exact(d)) {
+                delta.iter_mut().zip(y).for_each(|(x, y)| *x += w * y);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// What the expert of each choice gives, `[choices][d]`.
+fn outputs<'a>(
+    by: &Arithmetic,
+    e: &ExpertShape,
+    ids: &[u32],
+    x: &[f32],
+    d: usize,
+    matrix: impl Fn(usize) -> Matrix<'a>,
+) -> Vec<f32> {
+    let mut out = vec![0f32; ids.len() * d];
+    for (expert, choices) in by_expert(ids, e.count) {
+        let inputs: Vec<f32> =
+            choices.iter().flat_map(|c| &x[c * e.d_ff..(c + 1) * e.d_ff]).copied().collect();
+        let mut y = vec![0f32; choices.len() * d];
+        by.linear(&matrix(expert), false, &inputs, &mut y, d, 0);
+        for (choice, y) in choices.iter().zip(y.chunks_exact(d)) {
+            out[choice * d..(choice + 1) * d].copy_from_slice(y);
+        }
+    }
+    out
+}

@@ -1,0 +1,199 @@
+//! The feed-forward of a layer of experts: choices and places stay on the device, and what is launched follows from the number of
+//! rows alone, so that steps can be recorded.
+
+use std::ops::Range;
+
+use super::super::experts::{
+    ChooseArgs, CombineArgs, ExpertMatrices, ExpertProductArgs, GatherArgs, MOST_CHOICES, RouteArgs, SortArgs, choose, combine,
+    experts_product, gather, most_tokens, route_logits, sort, tokens_of,
+};
+use super::super::product::{Epilogue, Matrix, ProductArgs, product};
+use super::ffn::epilogue;
+use super::lists::linear_scratch;
+use super::qkv::norm_rows;
+use crate::device::accelerator::{
+    ExpertRows, ExpertShape, ExpertWeights, LayerWeights, LinearWeight, Residual, StepContext, UpWeight,
+};
+use crate::device::runtime::{DevPtr, Runtime};
+use crate::{Error, Result};
+
+/// The sizes of experts, and their rows from `row` on.
+fn rows_of(cx: &StepContext<'_>, row: usize) -> Result<(ExpertShape, ExpertRows)> {
+    let shape = cx.shape.experts.as_ref().copied();
+    shape
+        .zip(cx.ws.expert_rows(cx.shape, row))
+        .filter(|_| !cx.ws.experts.is_null())
+        .ok_or_else(|| Error::usage("experts on a device whose workspace has no rows of them"))
+}
+
+/// The matrix of gate and up in one.
+fn fused(up: &UpWeight) -> Result<&LinearWeight> {
+    match up {
+        UpWeight::GateUp(w) => Ok(w),
+        other => Err(Error::usage(format!("experts with {other:?}"))),
+    }
+}
+
+fn matrices(w: &LinearWeight, stride: usize) -> ExpertMatrices {
+    ExpertMatrices { ptr: w.ptr, stride, matrix: Matrix::of(w.dtype, w.n, w.k) }
+}
+
+/// Most rows of a group: the same for all products of a layer.
+fn tokens(rt: &dyn Runtime, e: &ExpertShape, w: &ExpertWeights, rows: usize) -> Result<usize> {
+    let most = |w: &LinearWeight| most_tokens(rt.info(), &Matrix::of(w.dtype, w.n, w.k));
+    let most = most(fused(&w.up)?).min(most(&w.down));
+    Ok(tokens_of(rows, e.used, e.count).min(most))
+}
+
+/// See [`Accelerator::ffn_up`](crate::device::accelerator::Accelerator::ffn_up).
+pub(super) fn up(
+    rt: &dyn Runtime,
+    cx: &StepContext<'_>,
+    layer: &LayerWeights,
+    w: &ExpertWeights,
+    residual: Residual,
+    rows: Range<usize>,
+) -> Result<()> {
+    cx.check(&rows)?;
+    norm_rows(rt, cx, layer.ffn_norm, residual, &rows)?;
+    pieces(cx, rows)?.try_for_each(|rows| up_of(rt, cx, w, rows))
+}
+
+/// Rows whose choices one launch sorts.
+fn pieces(cx: &StepContext<'_>, rows: Range<usize>) -> Result<impl Iterator<Item = Range<usize>>> {
+    let (e, _) = rows_of(cx, rows.start)?;
+    let most = (MOST_CHOICES / e.used).max(1);
+    Ok(rows.clone().step_by(most).map(move |first| first..(first + most).min(rows.end)))
+}
+
+fn up_of(rt: &dyn Runtime, cx: &StepContext<'_>, w: &ExpertWeights, rows: Range<usize>) -> Result<()> {
+    let (shape, lane, n) = (cx.shape, cx.lane, rows.len());
+    let (e, to) = rows_of(cx, rows.start)?;
+    let ws = cx.ws.at_row(shape, rows.start);
+    let (d, act, tokens) = (shape.d_model, shape.act, tokens(rt, &e, w, n)?);
+    let epilogue = epilogue(shape.ffn)?;
+    let gate_w = w.shared.as_ref().map_or(DevPtr::NULL, |(_, gate)| *gate);
+    let route = RouteArgs {
+        router: w.router,
+        gate_w,
+        act,
+        x: ws.x,
+        ldx: d,
+        logits: to.logits,
+        gate: to.gate,
+        rows: n,
+        experts: e.count,
+        d,
+    };
+    route_logits(rt, lane, &route)?;
+    let chosen = ChooseArgs {
+        logits: to.logits,
+        ids: to.ids,
+        weights: to.weights,
+        rows: n,
+        experts: e.count,
+        used: e.used,
+        of: e.weights,
+    };
+    choose(rt, lane, &chosen)?;
+    let sorted = SortArgs {
+        ids: to.ids,
+        slots: DevPtr::NULL,
+        places: to.places,
+        rows_of: to.rows,
+        groups: to.groups,
+        rows: n,
+        used: e.used,
+        experts: e.count,
+        tokens,
+    };
+    sort(rt, lane, &sorted)?;
+    gather(rt, lane, &GatherArgs { rows_of: to.rows, x: ws.x, ldx: d, xs: to.x, places: n * e.used, d })?;
+    let product_of_experts = ExpertProductArgs {
+        w: matrices(fused(&w.up)?, w.up_stride),
+        act,
+        x: to.x,
+        ldx: d,
+        y: to.act,
+        ldy: e.d_ff,
+        groups: to.groups,
+        rows: n,
+        used: e.used,
+        experts: e.count,
+        tokens,
+        epilogue,
+    };
+    experts_product(rt, lane, &product_of_experts)?;
+    let Some((mlp, _)) = &w.shared else { return Ok(()) };
+    let shared = ProductArgs {
+        w: fused(&mlp.up)?.into(),
+        act,
+        x: ws.x,
+        ldx: d,
+        y: to.shared,
+        ldy: e.shared,
+        m: n,
+        epilogue,
+        scratch: linear_scratch(cx),
+    };
+    product(rt, lane, &shared)
+}
+
+/// See [`Accelerator::ffn_down`](crate::device::accelerator::Accelerator::ffn_down).
+pub(super) fn down(
+    rt: &dyn Runtime,
+    cx: &StepContext<'_>,
+    w: &ExpertWeights,
+    rows: Range<usize>,
+) -> Result<()> {
+    cx.check(&rows)?;
+    pieces(cx, rows)?.try_for_each(|rows| down_of(rt, cx, w, rows))
+}
+
+fn down_of(rt: &dyn Runtime, cx: &StepContext<'_>, w: &ExpertWeights, rows: Range<usize>) -> Result<()> {
+    let (shape, lane, n) = (cx.shape, cx.lane, rows.len());
+    let (e, of) = rows_of(cx, rows.start)?;
+    let (d, act, tokens) = (shape.d_model, shape.act, tokens(rt, &e, w, n)?);
+    let delta = cx.ws.at_row(shape, rows.start).delta;
+    if let Some((mlp, _)) = &w.shared {
+        let shared = ProductArgs {
+            w: (&mlp.down).into(),
+            act,
+            x: of.shared,
+            ldx: e.shared,
+            y: delta,
+            ldy: d,
+            m: n,
+            epilogue: Epilogue::F32,
+            scratch: linear_scratch(cx),
+        };
+        product(rt, lane, &shared)?;
+    }
+    let product_of_experts = ExpertProductArgs {
+        w: matrices(&w.down, w.down_stride),
+        act,
+        x: of.act,
+        ldx: e.d_ff,
+        y: of.out,
+        ldy: d,
+        groups: of.groups,
+        rows: n,
+        used: e.used,
+        experts: e.count,
+        tokens,
+        epilogue: Epilogue::F32,
+    };
+    experts_product(rt, lane, &product_of_experts)?;
+    let sum = CombineArgs {
+        out: of.out,
+        places: of.places,
+        weights: of.weights,
+        shared: if w.shared.is_some() { delta } else { DevPtr::NULL },
+        gate: of.gate,
+        delta,
+        rows: n,
+        used: e.used,
+        d,
+    };
+    combine(rt, lane, &sum)
+}
