@@ -28,6 +28,7 @@ typedef struct __attribute__((aligned(128))) { abi_u8 bytes[128]; } TensorMap;
 #include "abi/attention.h"
 #include "abi/linear.h"
 #include "abi/quant.h"
+#include "abi/experts.h"
 #include "abi/gemm.h"
 #include "abi/peak.h"
 #include "abi/conformance.h"

@@ -5,6 +5,16 @@
 
 #include "common.cuh"
 
+// Which part of a product a block computes: a tile of tokens, one of weight rows, one of the splits along k; `tile`
+// counts the tiles that have partial sums. This one: as the grid of a product lies. experts.cuh has another.
+struct LinearGrid {
+    static DEVICE u32 tokens() { return blockIdx.x; }
+    static DEVICE u32 rows() { return blockIdx.y; }
+    static DEVICE u32 split() { return blockIdx.z; }
+    static DEVICE u32 splits() { return gridDim.z; }
+    static DEVICE u32 tile() { return blockIdx.y * gridDim.x + blockIdx.x; }
+};
+
 DEVICE bool is_gated(const LinearParams& p) { return p.epilogue >= LINEAR_SWIGLU; }
 
 // The sum of token m and weight row n.

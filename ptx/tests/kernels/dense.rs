@@ -132,6 +132,38 @@ fn linear_dense() {
     }
 }
 
+/// Groups of an expert's places: a full one, one that is not, and one of none.
+#[test]
+fn grouped() {
+    for module in modules("experts_dense") {
+        for half in Half::BOTH {
+            for (bn, tm, stages, epilogue) in
+                [(64u32, 8u32, 4u32, 0u32), (64, 16, 2, 0), (128, 32, 3, 2), (128, 64, 2, 0)]
+            {
+                let kernel = format!("experts_dense_{}_n{tm}", half.name());
+                if !has(&module, &kernel) {
+                    continue;
+                }
+                let mut product = Product::new(half, tm as usize + 3, 144, 328);
+                product.bias.fill(0.0);
+                let groups = product.memory.add_words(&[[0, 3, tm, 0], [0, 0, 3, 0], [0; 4]].concat());
+                // What is not used may be anything.
+                let params = product.linear([1, 1], epilogue, [0, stages, 384]).pointers(&[groups, 16]);
+                let shared = stages * (bn + tm) * 128;
+                launch(
+                    &module,
+                    &kernel,
+                    [144u32.div_ceil(bn), 3, 1],
+                    (256, shared),
+                    &params,
+                    &mut product.memory,
+                );
+                if epilogue == 0 { product.check(&kernel) } else { product.check_gated(&kernel) }
+            }
+        }
+    }
+}
+
 #[test]
 fn gemm() {
     for module in modules("gemm") {

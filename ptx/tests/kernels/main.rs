@@ -4,6 +4,7 @@
 mod attention;
 mod dense;
 mod elementwise;
+mod experts;
 #[path = "../common/texts.rs"]
 mod folder;
 mod quantised;

@@ -170,7 +170,7 @@ impl Product {
         Product { weights: Weights::new(format, n, k), m, n, k, x }
     }
 
-    /// `splits` of k, each of `k_split` columns; the workspace is large enough for every tile.
+    /// `splits` of k, each of `k_split` columns; the workspace is large enough for every tile. With groups: all of slot 1.
     fn run(
         &self,
         module: &Module,
@@ -179,10 +179,13 @@ impl Product {
         grid: [u32; 3],
         shared: u32,
         (stages, k_split): (u32, u32),
+        groups: Option<&[[u32; 4]]>,
     ) {
         let Product { weights, m, n, k, x } = self;
         let mut memory = Buffers::new();
-        let w = memory.add(&weights.packed);
+        // Of experts, the matrix of slot 1; of slot 0, codes and scales of zero.
+        let other = vec![0; groups.map_or(0, |_| weights.packed.len())];
+        let w = memory.add(&[other, weights.packed.clone()].concat());
         let at_x = memory.add(&half.bytes(x));
         let y = memory.add(&vec![0; m * n * 4]);
         let partials = memory.add(&vec![0; 1 << 20]);
@@ -193,6 +196,13 @@ impl Product {
             .words(&[0, 0, 0, k_split])
             .align(8)
             .word(stages);
+        let params = match groups {
+            None => params,
+            Some(list) => {
+                let list = memory.add_words(&list.concat());
+                params.pointers(&[list, weights.packed.len() as u64])
+            }
+        };
         launch(module, kernel, grid, (256, shared), &params, &mut memory);
         assert!(memory.words(counters).iter().all(|c| *c == 0), "{kernel}: counters");
         let y = floats(memory.bytes(y));
@@ -220,11 +230,21 @@ fn gemv() {
                 let kernel = format!("gemv_{}_{}", format.name, half.name());
                 if has(&module, &kernel) {
                     let product = Product::new(format, half, 3, 32, 1280);
-                    product.run(&module, &kernel, half, [2, 2, 1], 4096, (0, 768));
+                    product.run(&module, &kernel, half, [2, 2, 1], 4096, (0, 768), None);
                 }
             }
         }
     }
+}
+
+/// Row tiles of a warp, stages of the ring, bytes of shared memory.
+fn sizes(format: Format, tokens: u32, turn: u32) -> (u32, u32, u32) {
+    let rows = format.row_tiles[usize::from(tokens == 64)];
+    let stages = 2 + turn % 3;
+    let tile = (format.body() + format.super_scales()) as u32;
+    let scales = if format.is_k() { 8 * rows * 256 } else { 0 };
+    let ring = stages * (tokens * 256 + 8 * rows * tile) + scales;
+    (rows, stages, ring.max(rows * 64 * tokens * 4))
 }
 
 #[test]
@@ -238,17 +258,44 @@ fn linear() {
                 if !has(&module, &kernel) {
                     continue;
                 }
-                let rows = format.row_tiles[usize::from(tokens == 64)];
-                let stages = 2 + (i as u32 + j as u32) % 3;
-                let tile = (format.body() + format.super_scales()) as u32;
-                let scales = if format.is_k() { 8 * rows * 256 } else { 0 };
-                let ring = stages * (tokens * 256 + 8 * rows * tile) + scales;
-                let shared = ring.max(rows * 64 * tokens * 4);
+                let (rows, stages, shared) = sizes(format, tokens, (i + j) as u32);
                 // The last tiles of tokens and of rows are not full.
                 let (m, n) = (tokens as usize + 3, 64 * rows as usize + 16);
                 let product = Product::new(format, half, m, n, 768);
                 let grid = [m.div_ceil(tokens as usize) as u32, n.div_ceil(64 * rows as usize) as u32, 2];
-                product.run(&module, &kernel, half, grid, shared, (stages, 512));
+                product.run(&module, &kernel, half, grid, shared, (stages, 512), None);
+            }
+        }
+    }
+}
+
+/// Groups of an expert's places: a full one, one that is not, and one of none.
+#[test]
+fn grouped() {
+    let groups = |tokens: u32| [[1, 3, tokens, 0], [1, 0, 3, 0], [0; 4]];
+    for module in modules("experts_gemv_quant") {
+        for format in FORMATS {
+            for half in Half::BOTH {
+                let kernel = format!("experts_gemv_{}_{}", format.name, half.name());
+                if has(&module, &kernel) {
+                    let product = Product::new(format, half, 7, 32, 1280);
+                    product.run(&module, &kernel, half, [2, 3, 1], 4096, (0, 1280), Some(&groups(4)));
+                }
+            }
+        }
+    }
+    for module in modules("experts_quant") {
+        for (i, format) in FORMATS.into_iter().enumerate() {
+            for (j, tokens) in [8u32, 16, 32, 64].into_iter().enumerate() {
+                let half = if module.target() == "sm_75" { Half::F16 } else { Half::BOTH[(i + j) % 2] };
+                let kernel = format!("experts_linear_{}_{}_t{tokens}", format.name, half.name());
+                if !has(&module, &kernel) {
+                    continue;
+                }
+                let (rows, stages, shared) = sizes(format, tokens, (i + j) as u32);
+                let n = 64 * rows as usize + 16;
+                let product = Product::new(format, half, tokens as usize + 3, n, 768);
+                product.run(&module, &kernel, half, [2, 3, 1], shared, (stages, 768), Some(&groups(tokens)));
             }
         }
     }
