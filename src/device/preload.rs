@@ -20,6 +20,8 @@ pub struct KernelNeeds {
     /// 16-bit types of activations, keys and values.
     halves: [&'static str; 2],
     head_dim: usize,
+    /// Whether it computes experts.
+    experts: bool,
 }
 
 impl KernelNeeds {
@@ -29,6 +31,7 @@ impl KernelNeeds {
             formats: matrices.iter().map(|m| m.dtype.name()).collect(),
             halves: [shape.act.name(), shape.kv.name()],
             head_dim: shape.head_dim,
+            experts: shape.experts.is_some(),
         }
     }
 
@@ -36,13 +39,18 @@ impl KernelNeeds {
     pub fn kernel(&self, name: &str) -> bool {
         let words: Vec<&str> = name.split('_').collect();
         let tests = ["conformance", "peak"].contains(&words[0]);
+        let experts = words[0] == "experts" && !self.experts;
         let has = |word: &str| format!("_{name}_").contains(&format!("_{word}_"));
         let of_another_format = words[0] != "embed"
             && DType::QUANTISED.iter().any(|d| has(d.name()) && !self.formats.contains(d.name()));
         let of_another_type =
             ["f16", "bf16"].iter().any(|half| words.contains(half) && !self.halves.contains(half));
         let head_dim = words.iter().find_map(|w| w.strip_prefix('d')?.parse::<usize>().ok());
-        !tests && !of_another_format && !of_another_type && head_dim.is_none_or(|d| d == self.head_dim)
+        !tests
+            && !experts
+            && !of_another_format
+            && !of_another_type
+            && head_dim.is_none_or(|d| d == self.head_dim)
     }
 }
 
@@ -91,7 +99,7 @@ mod tests {
     #[test]
     fn a_model_needs_the_kernels_of_its_formats_types_and_heads() {
         let formats = [DType::Q4_K, DType::Q6_K].map(DType::name).into();
-        let needs = KernelNeeds { formats, halves: ["f16", "f16"], head_dim: 128 };
+        let needs = KernelNeeds { formats, halves: ["f16", "f16"], head_dim: 128, experts: false };
         for name in [
             "linear_q4_k_f16_t8",
             "gemv_q6_k_f16",
@@ -115,6 +123,7 @@ mod tests {
             "decode_attention_bf16_d128",
             "conformance_ldmatrix",
             "peak_mma_f16",
+            "experts_gemv_q4_k_f16",
         ] {
             assert!(!needs.kernel(name), "{name}");
         }

@@ -212,26 +212,36 @@ fn sinks_are_the_cpus() {
     assert!(seen["bytes_by_dtype"]["mxfp4"].as_u64() > Some(0), "{seen}");
 }
 
-/// By the GPU's kernels, where they are linked for the host.
+/// By the GPU's kernels, where they are linked for the host: beside the CPU's experts, with all experts, and with those of one block.
 #[test]
-fn kernels_beside_the_cpus_experts_give_the_cpus_tokens() {
-    let model = "synth:tiny-mixtral,dtype=q4_k,seed=2,layers=2";
-    let m = load(model).unwrap();
-    let vocab = m.spec.vocab.to_string();
-    let more = ["--json", "--logprobs", &vocab];
-    let device = ["--strategy", "cpu-moe"];
+fn kernels_give_the_cpus_tokens() {
     if !cfg!(tandem_emulation) {
         println!("skipped: the kernels are not linked for the host");
-        return assert_error(&generate(model, "emulated:kernels", &device), 1, "host-emulation");
+        let out = generate("synth:tiny-mixtral", "emulated:kernels", &["--strategy", "cpu-moe"]);
+        return assert_error(&out, 1, "host-emulation");
     }
-    let cpu = json(&generate(model, "cpu", &more));
-    let report = json(&generate(model, "emulated:kernels", &[&more[..], &device].concat()));
-    assert_eq!(report["plan"]["device"], "emulated:kernels+cpu");
-    let bound = rounding::cpu(&m.spec, Half::BF16, true)
-        + rounding::activations(&m, Isa::best())
-        + rounding::accelerator(&m.spec, Half::BF16, false);
-    assert!(
-        margin::compare(&cpu, &report, m.spec.vocab, bound) > 0,
-        "nothing was compared: choose another seed"
-    );
+    let ways: [&[&str]; 3] = [&["--strategy", "cpu-moe"], &["--strategy", "gpu-only"], &["--n-cpu-moe", "1"]];
+    for (model, ways) in [
+        ("tiny-mixtral,dtype=q4_k", &ways[..]),
+        ("tiny-qwen2-moe,dtype=f16", &ways[1..]),
+        ("tiny-qwen3-moe,dtype=q8_0", &ways[1..2]),
+        ("tiny-granite-moe,dtype=bf16", &ways[1..2]),
+        ("tiny-olmoe,dtype=q6_k", &ways[1..2]),
+    ] {
+        let model = format!("synth:{model},seed=2,layers=2");
+        let m = load(&model).unwrap();
+        let vocab = m.spec.vocab.to_string();
+        let more = ["--json", "--logprobs", &vocab];
+        let cpu = json(&generate(&model, "cpu", &more));
+        let bound = rounding::cpu(&m.spec, Half::BF16, true)
+            + rounding::activations(&m, Isa::best())
+            + rounding::accelerator(&m.spec, Half::BF16, model.contains("bf16"));
+        for way in ways {
+            let report = json(&generate(&model, "emulated:kernels", &[&more[..], way].concat()));
+            let device = report["plan"]["device"].as_str().unwrap();
+            assert!(device.starts_with("emulated:kernels"), "{model} {way:?} on {device}");
+            let sure = margin::compare(&cpu, &report, m.spec.vocab, bound);
+            assert!(sure > 0, "{model} {way:?}: nothing was compared, choose another seed");
+        }
+    }
 }

@@ -81,7 +81,7 @@ impl RealMachine {
         let paging = sizes.paging(&placement);
         let windows = (0..spec.n_layers).map(|l| spec.window_of(l).map(|w| w as u32));
         let placement = placement.with_windows(windows);
-        let needs = KernelNeeds::new(&sizes.shape, &sizes.linears);
+        let needs = KernelNeeds::new(&sizes.shape(&placement), &sizes.linears);
         let mut device = load_kernels_beside(&*runtime, &needs, || {
             load::device(spec, weights, options, &accel, &placement, &sizes, &pool, progress)
         })?;

@@ -4,9 +4,10 @@
 use std::ops::Range;
 
 use super::super::experts::{
-    ChooseArgs, CombineArgs, ExpertMatrices, ExpertProductArgs, GatherArgs, MOST_CHOICES, RouteArgs, SortArgs, choose, combine,
-    experts_product, gather, most_tokens, route_logits, sort, tokens_of,
+    ChooseArgs, CombineArgs, ExpertMatrices, ExpertProductArgs, GatherArgs, MOST_CHOICES, RouteArgs,
+    SortArgs, choose, combine, experts_product, gather, most_tokens, route_logits, sort, tokens_of,
 };
+use super::super::product::grouped::{TOKENS, plan};
 use super::super::product::{Epilogue, Matrix, ProductArgs, product};
 use super::ffn::epilogue;
 use super::lists::linear_scratch;
@@ -15,6 +16,7 @@ use crate::device::accelerator::{
     ExpertRows, ExpertShape, ExpertWeights, LayerWeights, LinearWeight, Residual, StepContext, UpWeight,
 };
 use crate::device::runtime::{DevPtr, Runtime};
+use crate::tensor::{DType, Half};
 use crate::{Error, Result};
 
 /// The sizes of experts, and their rows from `row` on.
@@ -24,6 +26,22 @@ fn rows_of(cx: &StepContext<'_>, row: usize) -> Result<(ExpertShape, ExpertRows)
         .zip(cx.ws.expert_rows(cx.shape, row))
         .filter(|_| !cx.ws.experts.is_null())
         .ok_or_else(|| Error::usage("experts on a device whose workspace has no rows of them"))
+}
+
+/// Whether the device has all kernels of experts of this type: one that failed its self-test is missing.
+pub(super) fn has_kernels(rt: &dyn Runtime, dtype: DType) -> bool {
+    let halves: &[Half] = if rt.info().sm >= 80 { &[Half::F16, Half::BF16] } else { &[Half::F16] };
+    // Some sizes: the kernels of a type do not depend on them.
+    let matrix = Matrix::of(dtype, 256, 256);
+    let of_half = |&act: &Half| {
+        let logits = ["few", "many"].map(|size| format!("experts_logits_{}_{size}", act.name()));
+        let products = TOKENS.iter().filter_map(move |&tokens| plan(rt.info(), &matrix, act, tokens, 1));
+        products.map(|plan| plan.kernel).chain(logits)
+    };
+    let choices = ["choose_128", "choose_256", "choose_1024", "sort", "gather", "combine"];
+    let mut names =
+        choices.map(|name| format!("experts_{name}")).into_iter().chain(halves.iter().flat_map(of_half));
+    names.all(|name| rt.has_kernel(&name))
 }
 
 /// The matrix of gate and up in one.

@@ -28,12 +28,7 @@ pub(super) fn up(
         let (x, act, m, scratch) = (ws.x, shape.act, rows.len(), linear_scratch(cx));
         product(rt, cx.lane, &ProductArgs { w: w.into(), act, x, ldx: d, y, ldy, m, epilogue, scratch })
     };
-    let epilogue = match shape.ffn {
-        Ffn::SwiGlu => Epilogue::SwiGlu,
-        Ffn::ClampedSwiGlu => return Err(no_clamped_swiglu()),
-        Ffn::GeGlu => Epilogue::GeGlu,
-        Ffn::Relu => Epilogue::Relu,
-    };
+    let epilogue = epilogue(shape.ffn)?;
     match &layer.ffn.dense()?.up {
         UpWeight::GateUp(w) | UpWeight::Plain(w) => multiply(w, ws.act, ff, epilogue),
         UpWeight::Separate(gate, up) => {
@@ -56,6 +51,16 @@ pub(super) fn up(
             activate(rt, cx.lane, Activation::Ffn(shape.ffn, shape.act), &args)
         }
     }
+}
+
+/// What becomes of the sums of the first matrices.
+pub(super) fn epilogue(ffn: Ffn) -> Result<Epilogue> {
+    Ok(match ffn {
+        Ffn::SwiGlu => Epilogue::SwiGlu,
+        Ffn::ClampedSwiGlu => return Err(no_clamped_swiglu()),
+        Ffn::GeGlu => Epilogue::GeGlu,
+        Ffn::Relu => Epilogue::Relu,
+    })
 }
 
 /// delta = W·x + bias, for `rows`; `x`, `[..][k]`, begins with the first of these rows.

@@ -1,13 +1,14 @@
 //! The accelerator contract by the kernels of `cuda/`, on whatever runs them: a GPU, or their host emulation.
 //!
 //! This file says what the kernels can run, computes sizes, and calls the file that implements each operation. Each
-//! part of the model has a file: [`ends`] (embedding and head), [`qkv`], [`attend`], [`ffn`]; [`exchange`] talks to the
+//! part of the model has a file: [`ends`] (embedding and head), [`qkv`], [`attend`], [`ffn`], [`experts`]; [`exchange`] talks to the
 //! host. [`step`] makes a step's lists, [`pack`] packs matrices, [`uses`] declares which pages launches touch, and
 //! [`product`] multiplies.
 
 mod attend;
 mod ends;
 mod exchange;
+mod experts;
 mod ffn;
 mod lists;
 mod pack;
@@ -24,8 +25,9 @@ use super::exchange::{pages_from_host, pages_to_host};
 use super::product::{self, choose};
 use super::quant::PackedLayout;
 use crate::device::accelerator::{
-    Accelerator, EmbedWeight, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox,
-    NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc, Workspace,
+    Accelerator, EmbedWeight, FeedForward, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight,
+    Mailbox, NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc,
+    Workspace,
 };
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::host::Pool;
@@ -96,8 +98,8 @@ impl Accelerator for KernelAccelerator {
         }
     }
 
-    fn multiplies_experts(&self, _dtype: DType) -> bool {
-        false
+    fn multiplies_experts(&self, dtype: DType) -> bool {
+        self.activations_for(dtype).is_some() && experts::has_kernels(self.rt(), dtype)
     }
 
     fn packed_bytes(&self, source: &LinearSource<'_>, _act: Half) -> Result<usize> {
@@ -222,12 +224,18 @@ impl Accelerator for KernelAccelerator {
         residual: Residual,
         rows: Range<usize>,
     ) -> Result<()> {
-        ffn::up(self.rt(), cx, layer, residual, rows)
+        match &layer.ffn {
+            FeedForward::Experts(e) => experts::up(self.rt(), cx, layer, e, residual, rows),
+            _ => ffn::up(self.rt(), cx, layer, residual, rows),
+        }
     }
 
     fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
         let act = cx.ws.at_row(cx.shape, rows.start).act;
-        ffn::to_delta(self.rt(), cx, &layer.ffn.dense()?.down, act, &rows)
+        match &layer.ffn {
+            FeedForward::Experts(e) => experts::down(self.rt(), cx, e, rows),
+            other => ffn::to_delta(self.rt(), cx, &other.dense()?.down, act, &rows),
+        }
     }
 
     fn logits(
