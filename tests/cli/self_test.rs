@@ -45,7 +45,7 @@ fn all_kernels_are_right_and_none_is_left_out() {
         let Some((test, out)) = doctor(home.path(), &[("FAKE_SM", sm)]) else { return };
         assert_eq!(out.status.code(), Some(0), "{}", stderr(&out));
         let groups = test["groups"].as_array().unwrap();
-        assert_eq!(groups.len(), 10);
+        assert_eq!(groups.len(), 11);
         for group in groups {
             assert_eq!(group["outcome"], "passed", "{group}");
             assert!(group["checks"].as_u64().unwrap() > 0, "{group}");

@@ -10,5 +10,6 @@ pub mod accelerator;
 pub mod attention;
 pub mod elementwise;
 pub mod exchange;
+pub mod experts;
 pub mod product;
 pub mod quant;

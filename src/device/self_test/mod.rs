@@ -19,6 +19,8 @@ mod ends;
 #[cfg(tandem_kernels)]
 mod exchange;
 #[cfg(tandem_kernels)]
+mod experts;
+#[cfg(tandem_kernels)]
 mod layer;
 #[cfg(tandem_kernels)]
 mod numbers;
@@ -52,10 +54,11 @@ fn run(runtime: &Arc<dyn Runtime>, depth: Depth, known: &BTreeSet<String>) -> Re
     use self::watch::Watch;
     use crate::device::built::MODULES;
 
-    const GROUPS: [(&str, fn(&mut Probe, Depth)); 10] = [
+    const GROUPS: [(&str, fn(&mut Probe, Depth)); 11] = [
         ("embed & norm", ends::embed_and_norm),
         ("products, dense", products::dense),
         ("products, quantised", products::quantised_products),
+        ("experts", experts::experts),
         ("attention, decode", attention::decode),
         ("attention, prefill", attention::prefill),
         ("rope & append", layer::rope),

@@ -168,7 +168,7 @@ fn by_gemm(p: &mut Probe, act: Half, plan: GemmPlan, epilogue: Epilogue) {
 }
 
 /// Whether the largest kernels need no compilation by the driver.
-fn has_machine_code(p: &Probe) -> bool {
+pub fn has_machine_code(p: &Probe) -> bool {
     let info = p.rt.info();
     let mut largest = MODULES.iter().filter(|m| m.name.starts_with("linear_quant") && m.runs_on(info.sm));
     info.driver == 0 || largest.any(|m| m.code_for(info.sm).is_some())

@@ -4,6 +4,7 @@ mod attention;
 mod conformance;
 mod elementwise;
 mod exchange;
+mod experts;
 mod gemm;
 mod linear;
 mod logits;

@@ -43,12 +43,12 @@ fn scales(dtype: DType, i: usize, k: usize) -> [f32; 2] {
     [(noise(2, i, 0) * size) as f32, (noise(2, i, 1) * size * min) as f32]
 }
 
-/// Random codes and scales, weights of about 1/sqrt(k): sums then lie where activations bend. Extremes of codes and
+/// Random codes by `seed` and scales, weights of about 1/sqrt(k): sums then lie where activations bend. Extremes of codes and
 /// scales are among them.
-fn random_rows(dtype: DType, n: usize, k: usize) -> Vec<u8> {
+fn random_rows(dtype: DType, n: usize, k: usize, seed: u64) -> Vec<u8> {
     let row_bytes = dtype.row_bytes(k).expect("whole blocks");
     let mut bytes: Vec<u8> =
-        (0..n * row_bytes).map(|i| random(1, i / row_bytes, i % row_bytes) as u8).collect();
+        (0..n * row_bytes).map(|i| random(seed ^ 1, i / row_bytes, i % row_bytes) as u8).collect();
     for (i, block) in bytes.chunks_exact_mut(dtype.block_bytes()).enumerate() {
         let [d, m] = scales(dtype, i, k);
         set_scales(dtype, block, d, m);
@@ -57,9 +57,9 @@ fn random_rows(dtype: DType, n: usize, k: usize) -> Vec<u8> {
 }
 
 /// Weights packed for the device, and what they decode to. Gate and up are one matrix after the other before.
-fn operands(c: &Case) -> Operands {
+pub fn operands(c: &Case) -> Operands {
     let (dtype, row_bytes) = (c.weights, c.weights.row_bytes(c.k).expect("whole blocks"));
-    let bytes = random_rows(dtype, c.n, c.k);
+    let bytes = random_rows(dtype, c.n, c.k, c.seed);
     let source = |r: usize| &bytes[c.row_of_file(r) * row_bytes..][..row_bytes];
     let mut packed = vec![0xa5; layout(c).bytes()];
     quant::pack(&layout(c), &source, &Pool::new(2), &mut packed);
@@ -90,16 +90,18 @@ fn again(launch: &Launch, c: &Case, plan: &DecodePlan) -> Vec<u8> {
     launch.output(decode_as(&*launch.rt, Lane::Compute, &launch.args(c), plan), &format!("{c:?} {plan:?}"))
 }
 
-/// Runs `c` as `plan` says and compares every element.
-///
-/// On its way into a sum, a product meets at most 32 roundings in its block, one for its scale and two for each
+/// Roundings that a product meets on its way into a sum: at most 32 in its block, one for its scale and two for each
 /// block after it (16 columns at least; minima are a second addition), 8 warps, the splits, the bias, and one in
 /// the reference's weight.
+pub fn roundings(k: usize, splits: usize) -> usize {
+    32 + 1 + k.div_ceil(16) * 2 + 8 + splits + 1 + 1
+}
+
+/// Runs `c` as `plan` says and compares every element.
 fn check(rt: &Arc<dyn Runtime>, c: &Case, plan: &DecodePlan) -> Vec<u8> {
     let operands = operands(c);
     let y = run(rt, c, &operands, plan);
-    let roundings = 32 + 1 + c.k.div_ceil(16) * 2 + 8 + plan.splits + 1 + 1;
-    c.check(&operands, roundings, &y, &format!("{plan:?}"));
+    c.check(&operands, roundings(c.k, plan.splits), &y, &format!("{plan:?}"));
     y
 }
 
@@ -270,7 +272,7 @@ fn decoded_rows_are_the_references_rounded() {
         for dtype in PackedLayout::dtypes() {
             let (n, k) = (37, if dtype.block_len() == 256 { 768 } else { 608 });
             let layout = PackedLayout::new(dtype, n, k).expect("a quantised matrix");
-            let bytes = random_rows(dtype, n, k);
+            let bytes = random_rows(dtype, n, k, 0);
             let row_bytes = dtype.row_bytes(k).expect("whole blocks");
             let source = |r: usize| &bytes[r * row_bytes..][..row_bytes];
             let mut packed = vec![0; layout.bytes()];

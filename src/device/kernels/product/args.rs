@@ -122,7 +122,7 @@ pub struct ProductArgs {
 
 impl ProductArgs {
     /// Columns that are written.
-    pub(super) fn columns(&self) -> usize {
+    pub(in crate::device::kernels) fn columns(&self) -> usize {
         if self.epilogue.is_gated() { self.w.matrix.n() / 2 } else { self.w.matrix.n() }
     }
 
@@ -148,7 +148,7 @@ impl ProductArgs {
     ///
     /// # Panics
     /// As [`ProductArgs::check`].
-    pub(super) fn params(&self, what: &str) -> LinearParams {
+    pub(in crate::device::kernels) fn params(&self, what: &str) -> LinearParams {
         self.check(what);
         LinearParams {
             w: self.w.ptr,

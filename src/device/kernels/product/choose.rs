@@ -25,6 +25,9 @@ pub const DENSE_TILES_ROWS: usize = 1024;
 /// Most rows that `linear_quant.cu` can be launched for, for the same reason.
 pub const QUANT_TILES_ROWS: usize = 256;
 
+/// Most rows of a group of a grouped product (experts): the largest tile of tokens that all devices' kernels have.
+pub const GROUP_ROWS: usize = 64;
+
 const _: () = assert!(DECODE_ROWS <= DENSE_TILES_ROWS && DECODE_ROWS <= QUANT_TILES_ROWS);
 
 /// The kinds of kernels, by the number of rows that each is for.

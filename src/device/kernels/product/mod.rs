@@ -5,6 +5,7 @@
 //! | `gemv` | `gemv.cu`, `gemv_quant.cu` | up to [`GEMV_ROWS`](choose::GEMV_ROWS) |
 //! | `tiles` | `linear_dense.cu` | up to [`DECODE_ROWS`], to half of it where there is wgmma |
 //! | [`quant`] | `linear_quant.cu` | up to [`DECODE_ROWS`], with quantised weights |
+//! | `grouped` | `experts_gemv.cu`, `experts_dense.cu`, ... | of many matrices, the rows of each in groups |
 //! | [`gemm`] | `gemm.cu`, `gemm_sm90a.cu` | more; quantised weights are decoded, slice after slice, then multiplied |
 
 mod args;
@@ -12,6 +13,7 @@ pub mod choose;
 pub mod decode;
 pub mod gemm;
 mod gemv;
+pub(super) mod grouped;
 mod plan;
 pub mod quant;
 mod tiles;

@@ -110,6 +110,21 @@ pub fn forced(
     tiled(info, layout, act, m, tile, k_split)
 }
 
+/// The product of groups of up to `tokens` tokens with matrices of this layout, each as a whole: a grid of one group. `None` if
+/// there is no kernel for it.
+pub(super) fn grouped(
+    info: &DeviceInfo,
+    layout: &PackedLayout,
+    act: Half,
+    tokens: usize,
+) -> Option<DecodePlan> {
+    let fits = |t: &Tile| t.shared(layout, 2) <= info.shared_per_block as usize;
+    let tile = Tile::all(layout.bits()).into_iter().find(|t| t.tokens == tokens && fits(t))?;
+    let k_split = layout.k().next_multiple_of(STEP_COLS);
+    let plan = tiled(info, layout, act, tokens, tile, k_split);
+    Some(DecodePlan { kernel: format!("experts_{}", plan.kernel), grid: [plan.grid[1], 1, 1], ..plan })
+}
+
 fn tiled(
     info: &DeviceInfo,
     layout: &PackedLayout,

@@ -2,6 +2,7 @@
 //! rows of a tile of tokens; k is split over the device.
 
 use super::args::COUNTER_BYTES;
+use super::choose::GROUP_ROWS;
 use super::plan::DecodePlan;
 use crate::device::runtime::DeviceInfo;
 use crate::tensor::Half;
@@ -55,6 +56,12 @@ impl Tile {
         *tile.or_else(|| TILES.iter().rfind(|t| fits(t))).expect("18 KiB of shared memory, as every GPU has")
     }
 
+    /// The kernel for a group of `tokens` tokens, if the device has shared memory for it.
+    fn grouped(info: &DeviceInfo, tokens: usize) -> Option<Tile> {
+        let fits = |t: &&Tile| t.shared(info) <= info.shared_per_block as usize;
+        TILES.iter().filter(fits).find(|t| t.tm == tokens && tokens <= GROUP_ROWS).copied()
+    }
+
     /// Columns of a split: no more splits than reach the target number of blocks, each at least four steps long, and of those as many as make
     /// the busiest multiprocessor's steps fewest. (On an H200, 6144 x 4096 and 8, 16, 32, 64 rows, µs: 18.1, 19.2, 20.8, 28.8 with the three
     /// splits that reach the target, 16.7, 17.6, 20.5, 25.5 with two; 960 x 576 and 8 rows 5.0 with two and 4.3 without.
@@ -106,6 +113,22 @@ pub(super) fn plan(info: &DeviceInfo, act: Half, m: usize, n: usize, k: usize) -
         stages: tile.stages(info),
         partial_bytes,
     }
+}
+
+/// The product of groups of up to `tokens` tokens with matrices of `n` x `k`, each as a whole: a grid of one group. `None` if there
+/// is no kernel for it.
+pub(super) fn grouped(info: &DeviceInfo, act: Half, tokens: usize, n: usize, k: usize) -> Option<DecodePlan> {
+    let tile = Tile::grouped(info, tokens)?;
+    Some(DecodePlan {
+        kernel: format!("experts_dense_{}_n{}", act.name(), tile.tm),
+        grid: [n.div_ceil(tile.bn) as u32, 1, 1],
+        shared: tile.shared(info) as u32,
+        k_warps_log2: 0,
+        k_split: k.next_multiple_of(TILE_K),
+        splits: 1,
+        stages: tile.stages(info),
+        partial_bytes: 0,
+    })
 }
 
 #[cfg(test)]
