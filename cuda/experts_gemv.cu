@@ -1,7 +1,7 @@
 // experts_gemv.cu    y = W x of groups of 1 to 4 tokens, each by its expert's matrix: gemv.cu's kernel for 4 tokens
 //
-// A token's bits are those that gemv.cu gives it with as many k_warps, and depend on no other token of its group. A group of fewer tokens
-// computes its last one again.
+// A token's bits are those that gemv.cu gives it with as many k_warps, and depend on no other token of its group. A group
+// of fewer tokens computes its last one again.
 //
 // in     w T[slot][n][k], x T[places][ldx], groups of at most 4 places       out    y f32 or T [places][ldy], see abi/experts.h
 // launch grid (ceil(pairs / (8/k_warps)), groups), block 256, shared 8 * 2 * 4 * 4 bytes

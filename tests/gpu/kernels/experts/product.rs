@@ -86,7 +86,7 @@ impl Experts {
         let args = ExpertProductArgs {
             w: ExpertMatrices { ptr: w.ptr(), stride, matrix: c.matrix() },
             x: x.ptr(),
-            y: y.ptr(),
+            y: y.ptr().add(c.pad_y.0 * c.size()),
             groups: groups.ptr(),
             ..self.args()
         };
