@@ -127,5 +127,6 @@ mod tests {
         ] {
             assert!(!needs.kernel(name), "{name}");
         }
+        assert!(KernelNeeds { experts: true, ..needs }.kernel("experts_gemv_q4_k_f16"));
     }
 }
