@@ -118,7 +118,7 @@ pub fn choose(rt: &dyn Runtime, lane: Lane, args: &ChooseArgs) -> Result<()> {
     };
     let kernel = match experts {
         ..=128 => "experts_choose_128",
-        ..=256 => "experts_choose_256",
+        129..=256 => "experts_choose_256",
         _ => "experts_choose_1024",
     };
     launch(rt, lane, kernel, [args.rows.div_ceil(4), 1], 128, 0, &params)
