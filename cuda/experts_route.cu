@@ -9,9 +9,9 @@
 //        choose: grid ceil(rows/4), block 128
 // loads  few: 16 bytes of R a lane and 128 columns, two steps in flight: of 2048 columns a warp has all at once
 // bound  few: memory, 4*E*d bytes: 128 x 2048 is 1 MB, 0.2 us at 4.8 TB/s (H200), 1.7 us at 600 GB/s (A10), and so
-//        latency: 129 blocks of 8 KB. Many: L1, 6 KB a warp and 128 columns of 8 x 4 sums, for which 128 fma take 32
-//        clocks of a multiprocessor: 48, two thirds of its fma rate; 4096 rows of that shape: 1.1 G fma
-//        choose: k rounds of 7 shuffles and E/32 comparisons, some 150 clocks each
+//        latency: 129 blocks of 8 KB. Many: L1, 5 KB a warp and 128 columns of 8 x 4 sums, 40 clocks of a multiprocessor,
+//        where their 128 fma take 32: at best four fifths of its fma rate; 4096 rows of that shape: 1.1 G fma
+//        choose: k rounds of 7 shuffles and E/32 comparisons, estimated 150 clocks each
 // order  a lane adds its columns in ascending order, lanes by halves, slices in ascending order: a row's bits depend on
 //        the kernel and on d alone. Weights: chosen ones in their order; of all, by lane, then lanes by halves
 // error  logits: (d/32 + 13) * 2^-24 * sum |R x|, fused products. Weights: a few ulp of exp, E/32 + 6 roundings

@@ -10,11 +10,11 @@
 //
 // in     ids[choices] <= 65536 choices, experts <= 1024, slots[experts] or NULL      out    places, rows, groups, see abi/experts.h
 // launch one block: of max(128, experts) threads up to 512 choices, else of 1024 threads
-//        shared 4*(4 experts + 64) + 2*experts*warps bytes: 41 KiB for 512 experts and more
+//        shared 4*(4 experts + 64) + 2*experts*warps bytes: 3 KiB for 128 experts and few choices, at most 49 KiB
 // bound  latency. Few choices (decode: 8 to 512): a load of the ids, ten ballots a warp, two scans of a load, five
-//        shuffles and a barrier: some 2000 clocks, 1.2 us. Many: 64 rounds of a warp for 65536 choices, each a load, ten
-//        ballots and a count in shared memory, then as many independent rounds: estimated 50 us, where the products of
-//        these rows take milliseconds
+//        shuffles and a barrier: estimated 2000 clocks, 1.2 us. Many: 64 rounds of a warp for 65536 choices, each a load,
+//        ten ballots and a count in shared memory, then as many independent rounds: estimated 50 us, where the products
+//        of these rows take milliseconds. Nothing here was measured yet
 // order  exact; no atomics
 // oracle a sort, tests/gpu/kernels/experts.rs
 // no-spill all

@@ -30,21 +30,23 @@ template <int WIDTH = 32> DEVICE float warp_max(float v) {
 
 // Sums each of V (a power of two) values over the warp; lane l ends up with value l / (32/V). Each step hands half
 // of the values to the partner lane and keeps the other half: V - 1 + log2(32/V) shuffles instead of 5 V.
-template <int V> DEVICE float warp_sum_each(float (&v)[V]) {
-    const u32 lane = threadIdx.x % 32;
-    int d = 16;
+// Steps are unrolled by the template: as a loop of 32 values nvcc leaves them in local memory.
+template <int HALF, int D, int V> DEVICE void warp_fold(float (&v)[V], u32 lane) {
+    if constexpr (HALF > 0) {
+        const bool upper = lane & D;
 #pragma unroll
-    for (int half = V / 2; half > 0; half /= 2, d /= 2) {
-        const bool upper = lane & d;
-#pragma unroll
-        for (int i = 0; i < half; i++) {
-            const float give = upper ? v[i] : v[i + half];
-            const float keep = upper ? v[i + half] : v[i];
-            v[i] = keep + __shfl_xor_sync(~0u, give, d);
+        for (int i = 0; i < HALF; i++) {
+            const float give = upper ? v[i] : v[i + HALF];
+            const float keep = upper ? v[i + HALF] : v[i];
+            v[i] = keep + __shfl_xor_sync(~0u, give, D);
         }
+    } else {
+        v[0] += __shfl_xor_sync(~0u, v[0], D);
     }
-#pragma unroll
-    for (; d > 0; d /= 2) v[0] += __shfl_xor_sync(~0u, v[0], d);
+    if constexpr (D > 1) warp_fold<HALF / 2, D / 2>(v, lane);
+}
+template <int V> DEVICE float warp_sum_each(float (&v)[V]) {
+    warp_fold<V / 2, 16>(v, threadIdx.x % 32);
     return v[0];
 }
 

@@ -260,5 +260,5 @@ fn the_kernels_on_the_host_are_right() {
     let args = ["doctor", "--gpu=emulated:kernels", "--json", "--no-probe"];
     let report = json(&run(command::tandem(home.path()).args(args)));
     let groups = report["self_test"]["groups"].as_array().unwrap();
-    assert!(groups.len() == 10 && groups.iter().all(|g| g["outcome"] == "passed"), "{}", report["self_test"]);
+    assert!(groups.len() == 11 && groups.iter().all(|g| g["outcome"] == "passed"), "{}", report["self_test"]);
 }

@@ -117,7 +117,7 @@ pub fn choose(rt: &dyn Runtime, lane: Lane, args: &ChooseArgs) -> Result<()> {
         of_all: u32::from(args.of == RouterWeights::OfAll),
     };
     let kernel = match experts {
-        0..=128 => "experts_choose_128",
+        ..=128 => "experts_choose_128",
         129..=256 => "experts_choose_256",
         _ => "experts_choose_1024",
     };

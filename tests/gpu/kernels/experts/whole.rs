@@ -66,7 +66,7 @@ struct Layer {
 
 impl Layer {
     fn is_here(&self, e: usize) -> bool {
-        !self.half || e % 2 == 0
+        !self.half || e.is_multiple_of(2)
     }
 
     /// delta of these rows, and the chosen experts.
