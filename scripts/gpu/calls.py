@@ -2,7 +2,7 @@
 
   1  doctor --gpu, every file of kernels loaded, conformance, the peak of the matrix units, runtime, engine; then models on both
      sides under caps, their tokens against the CPU's; one run that fills the device
-  2  profile, a large model, every kernel beside the vendor's, sums repeated with their bits compared, 10^5 rounds of rows
+  2  profile, a large model, a mixture of experts, every kernel beside the vendor's, sums repeated with their bits compared, 10^5 rounds of rows
   3  predicted times beside executed ones under caps, timelines, requests by every schedule, Accelerate's device_map
   4  what failed before, every other test, the kernels of older GPUs
 """
@@ -81,6 +81,7 @@ def call_1(run, sizes, save):
     save()
     hybrids.tokens(run, sizes, sizes.small, sizes.small_blocks, save)
     hybrids.requests(run, sizes, sizes.small, sizes.small_blocks, save)
+    hybrids.mixture(run, sizes, save)
     hybrids.brim(run, sizes, sizes.small, report)
     save()
 
@@ -103,6 +104,12 @@ def call_2(run, sizes, save):
               str(sizes.generated), "--batch", sizes.batches, "--repeat", str(sizes.repeats)]
     run.part("numbers llama-3.1-8b", decode, 90 + sizes.compile, read=lambda text: {"bench": reading.last_json(text)})
     save()
+    # A mixture of experts, whole on the device and with its experts on the CPU.
+    for name, strategy in (("whole", "gpu-only"), ("cpu-moe", "cpu-moe")):
+        command = [program("tandem"), "bench", "-m", sizes.large_mixture, "--device", "cuda", "--strategy", strategy, "--json", "--prompt",
+                   sizes.prompts, "--gen", str(sizes.generated), "--batch", "1", "--repeat", str(sizes.repeats)]
+        run.part(f"numbers experts {name}", command, 90 + sizes.compile, read=lambda text: {"bench": reading.last_json(text)})
+        save()
     table = run.file("kernels.json")
     if not skipped(run, sizes, "numbers kernels"):
         run.part("numbers kernels", [bench, "--json", table, *sizes.bench], 120 + sizes.compile, read=as_json(table))

@@ -79,6 +79,21 @@ def tokens(run, sizes, model, blocks, save):
         save()
 
 
+def mixture(run, sizes, save):
+    """A mixture of experts, with its experts on the device, on the CPU and on both."""
+    limit, prompt, model = 60 + sizes.compile, PROMPT, sizes.mixture
+    cpu = answer(run, "experts cpu", generate(model, sizes, "cpu", [], prompt), limit)
+    ways = {
+        "whole": (["--strategy", "gpu-only"], ("gpu",)),
+        "ncmoe": (["--n-cpu-moe", str(sizes.mixture_blocks // 2)], ("gpu", "host")),
+        "cpu-moe": (["--strategy", "cpu-moe"], ("gpu", "host")),
+    }
+    for name, (options, sides) in ways.items():
+        got = answer(run, f"experts {name}", generate(model, sizes, "cuda", options, prompt), limit, sides)
+        compared(run, f"experts {name}", cpu, got, sizes.mixture_blocks)
+        save()
+
+
 def compared(run, name, cpu, got, blocks):
     if cpu and got and run.wanted(f"tokens {name}"):
         run.found(f"tokens {name}", margin.compare(cpu, got, blocks))

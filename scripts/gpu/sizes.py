@@ -16,6 +16,11 @@ class Sizes:
     # Another one that has the proportions of a large model, whole and with few blocks.
     large: str
     few: str
+    # A mixture of experts whose tokens are compared (few experts: the choice among many near equals is a matter of rounding), its
+    # blocks, and one that has the proportions of a large one.
+    mixture: str
+    mixture_blocks: int
+    large_mixture: str
     # How often the prompt is repeated, so that it is some hundred tokens; tokens to make of it.
     repeat: int
     tokens: int
@@ -46,7 +51,8 @@ class Sizes:
 
 GPU = Sizes(
     small="synth:smollm2-135m", small_blocks=30, small_context=8192, small_kv_bytes=30 * 2 * 3 * 64 * 2,
-    large="synth:llama-3.1-8b", few="synth:llama-3.1-8b,layers=8", repeat=6, tokens=48, context=1024, hardware="h100-spr", caps=(100, 60, 30),
+    large="synth:llama-3.1-8b", few="synth:llama-3.1-8b,layers=8",
+    mixture="synth:tiny-mixtral,layers=2,dtype=q4_k,seed=2", mixture_blocks=2, large_mixture="synth:qwen3-30b-a3b,layers=16,dtype=q4_k", repeat=6, tokens=48, context=1024, hardware="h100-spr", caps=(100, 60, 30),
     prompts="512,2048", batches="1,16,64", generated=64, repeats=3, trace="synthetic:200..600,64..128,64,0",
     bench=(), runtime=(), tests={}, compile=120,
     rounds=(("gemm", "results_repeat_bit_for_bit"), ("linear", "results_repeat_bit_for_bit"),
@@ -57,7 +63,8 @@ GPU = Sizes(
 REHEARSAL = dataclasses.replace(
     GPU,
     small="synth:tiny-llama,layers=6", small_blocks=6, small_context=512, small_kv_bytes=6 * 2 * 2 * 64 * 2,
-    large="synth:tiny-llama,layers=3,seed=2", few="synth:tiny-llama,layers=6,seed=2", repeat=2, tokens=6, context=512, caps=(100, 80, 60),
+    large="synth:tiny-llama,layers=3,seed=2", few="synth:tiny-llama,layers=6,seed=2",
+    large_mixture="synth:tiny-qwen3-moe,layers=2,dtype=q4_k", repeat=2, tokens=6, context=512, caps=(100, 80, 60),
     prompts="40", batches="1,3", generated=2, repeats=1, trace="synthetic:8..12,3..4,3,0",
     runtime=("events",), tests={
         "conformance": ("ldmatrix", "mma"), "engine": ("engine::the_likeliest",), "elementwise": ("activation",),

@@ -112,9 +112,9 @@ fn experts_on_the_device_give_the_cpus_bits() {
     }
 }
 
-/// Requests that share the engine, with sides of their own for keys and values.
+/// Requests that share the engine, with sides of their own for keys and values, and by every scheduler.
 #[test]
-fn requests_share_an_engine_with_experts_on_the_cpu() {
+fn requests_share_an_engine_with_experts_on_either_side() {
     let home = tempfile::tempdir().unwrap();
     let prompts = home.path().join("prompts.jsonl");
     let lines =
@@ -137,7 +137,13 @@ fn requests_share_an_engine_with_experts_on_the_cpu() {
     };
     let cpu = of("cpu", &[]);
     assert_eq!(cpu.len(), 3);
-    assert_eq!(cpu, of("emulated", &["--strategy", "cpu-moe"]));
+    for way in [&["--strategy", "cpu-moe"][..], &["--n-cpu-moe", "1"], &["--strategy", "experts"]] {
+        assert_eq!(cpu, of("emulated", way), "{way:?}");
+    }
+    // With all experts on the device attention may be the host's, of some requests or of all.
+    for schedule in ["gpu-only", "neo", "apex", "fastdecode", "auto"] {
+        assert_eq!(cpu, of("emulated", &["--strategy", schedule]), "{schedule}");
+    }
 }
 
 #[test]

@@ -119,7 +119,9 @@ fn ladder(strategy: Strategy, h: &Hardware) -> Vec<Candidate> {
             let (more, less) = (before.t_total_s.unwrap(), c.t_total_s.unwrap());
             assert!(
                 less >= 0.99 * more || strategy == Strategy::Greedy,
-                "{less} with less, {more} with more"
+                "{less} with less, {more} with more: {} beside {}",
+                c.reason,
+                before.reason
             );
         }
         run(&m, &c);

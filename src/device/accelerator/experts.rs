@@ -1,76 +1,12 @@
-//! Experts on an accelerator: their sizes, their weights, and the rows that pass between the parts of their feed-forward.
+//! The rows that pass between the parts of a feed-forward of experts.
 //!
 //! ```text
 //! ffn_up     norm ─► logits ─► the chosen and their weights ─► act of each choice        act of the shared expert
 //! ffn_down                                                   └► Σ weight·(W·act)  (+ σ(gate)·W·act of the shared)
 //! ```
-//! The matrices of all experts of a layer have one type, and lie one after the other at equal distances.
 
-use super::shape::Shape;
-use super::weights::{FfnWeights, LinearWeight, UpWeight};
+use super::shape::{ExpertShape, Shape};
 use crate::device::runtime::DevPtr;
-use crate::model::{Experts, RouterWeights};
-
-/// The sizes of the experts of a model that an accelerator computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ExpertShape {
-    /// E, experts of a layer.
-    pub count: usize,
-    /// k, experts that a row uses.
-    pub used: usize,
-    /// Width of an expert.
-    pub d_ff: usize,
-    /// Width of the expert of all rows; 0 without one.
-    pub shared: usize,
-    /// The factors of the chosen experts' outputs.
-    pub weights: RouterWeights,
-}
-
-impl ExpertShape {
-    /// The sizes; `None` if no accelerator computes such experts.
-    pub fn of(experts: &Experts) -> Option<ExpertShape> {
-        let Experts { count, used, d_ff, shared, weights, .. } = *experts;
-        experts.on_devices().then_some(ExpertShape {
-            count,
-            used,
-            d_ff,
-            shared: shared.unwrap_or(0),
-            weights,
-        })
-    }
-}
-
-/// The feed-forward of a layer of experts.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ExpertWeights {
-    /// f32 `[E][d]`.
-    pub router: DevPtr,
-    /// Gate and up of expert 0.
-    pub up: UpWeight,
-    /// Bytes from an expert's gate and up to the next one's.
-    pub up_stride: usize,
-    /// Down of expert 0.
-    pub down: LinearWeight,
-    /// Bytes from an expert's down to the next one's.
-    pub down_stride: usize,
-    /// The expert of all rows, and the f32 `[d]` of its gate.
-    pub shared: Option<(FfnWeights, DevPtr)>,
-}
-
-impl ExpertWeights {
-    /// The matrices of expert `e`.
-    pub fn expert(&self, e: usize) -> FfnWeights {
-        let at = |w: &LinearWeight, stride: usize| LinearWeight { ptr: w.ptr.add(e * stride), ..*w };
-        let up = match &self.up {
-            UpWeight::GateUp(w) => UpWeight::GateUp(at(w, self.up_stride)),
-            UpWeight::Plain(w) => UpWeight::Plain(at(w, self.up_stride)),
-            UpWeight::Separate(gate, up) => {
-                UpWeight::Separate(at(gate, self.up_stride), at(up, self.up_stride))
-            }
-        };
-        FfnWeights { up, down: at(&self.down, self.down_stride) }
-    }
-}
 
 /// Addresses of what passes between the kernels of experts, from one row of a step on. Rows of choices are k for each row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -43,14 +43,15 @@ use std::sync::Arc;
 
 pub use self::desc::{Attend, StepDesc, StepSeq};
 pub use self::exchange::{LayerPages, Mailbox, PageMove, Publish, Published};
-pub use self::experts::{ExpertRows, ExpertShape, ExpertWeights};
+pub use self::experts::ExpertRows;
 pub use self::rows::StepRows;
-pub use self::shape::{Limits, Shape};
+pub use self::shape::{ExpertShape, Limits, Shape};
 pub use self::step::{Step, StepContext};
 pub(crate) use self::top::write_top;
 pub use self::top::{TOP_BYTES, TOP_K, top_error, top_of};
 pub use self::weights::{
-    EmbedWeight, FeedForward, FfnWeights, LayerWeights, LinearSource, LinearWeight, NormWeight, UpWeight,
+    EmbedWeight, ExpertWeights, FeedForward, FfnWeights, LayerWeights, LinearSource, LinearWeight,
+    NormWeight, UpWeight,
 };
 pub use self::workspace::{PartialRows, Residual, RowBytes, RowSpan, SubBatch, SubBatches, Workspace};
 use super::runtime::{DevPtr, Lane, Runtime};

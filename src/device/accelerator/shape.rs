@@ -1,8 +1,7 @@
 //! The sizes of a model and its steps from which an accelerator sizes memory.
 
-use super::experts::ExpertShape;
 use crate::cache::PAGE_TOKENS;
-use crate::model::{Ffn, ModelSpec, Norm, Position, QkNorm, RopePairing};
+use crate::model::{Experts, Ffn, ModelSpec, Norm, Position, QkNorm, RopePairing, RouterWeights};
 use crate::simd::Isa;
 use crate::tensor::Half;
 
@@ -111,6 +110,35 @@ impl Shape {
     /// Bytes of one page of one layer.
     pub fn page_bytes(&self) -> usize {
         self.n_kv_heads * 2 * PAGE_TOKENS * self.head_dim * 2
+    }
+}
+
+/// The sizes of the experts of a model that an accelerator computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertShape {
+    /// E, experts of a layer.
+    pub count: usize,
+    /// k, experts that a row uses.
+    pub used: usize,
+    /// Width of an expert.
+    pub d_ff: usize,
+    /// Width of the expert of all rows; 0 without one.
+    pub shared: usize,
+    /// The factors of the chosen experts' outputs.
+    pub weights: RouterWeights,
+}
+
+impl ExpertShape {
+    /// The sizes; `None` if no accelerator computes such experts.
+    pub fn of(experts: &Experts) -> Option<ExpertShape> {
+        let Experts { count, used, d_ff, shared, weights, .. } = *experts;
+        experts.on_devices().then_some(ExpertShape {
+            count,
+            used,
+            d_ff,
+            shared: shared.unwrap_or(0),
+            weights,
+        })
     }
 }
 

@@ -1,6 +1,5 @@
 //! Weights: where they come from, and their addresses in the device's memory.
 
-use super::experts::ExpertWeights;
 use crate::device::runtime::DevPtr;
 use crate::tensor::{DType, Tensor};
 use crate::{Error, Result};
@@ -84,6 +83,38 @@ pub struct FfnWeights {
     pub up: UpWeight,
     /// Down.
     pub down: LinearWeight,
+}
+
+/// The feed-forward of a layer of experts, whose matrices have one type, and lie one after the other at equal distances.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExpertWeights {
+    /// f32 `[E][d]`.
+    pub router: DevPtr,
+    /// Gate and up of expert 0.
+    pub up: UpWeight,
+    /// Bytes from an expert's gate and up to the next one's.
+    pub up_stride: usize,
+    /// Down of expert 0.
+    pub down: LinearWeight,
+    /// Bytes from an expert's down to the next one's.
+    pub down_stride: usize,
+    /// The expert of all rows, and the f32 `[d]` of its gate.
+    pub shared: Option<(FfnWeights, DevPtr)>,
+}
+
+impl ExpertWeights {
+    /// The matrices of expert `e`.
+    pub fn expert(&self, e: usize) -> FfnWeights {
+        let at = |w: &LinearWeight, stride: usize| LinearWeight { ptr: w.ptr.add(e * stride), ..*w };
+        let up = match &self.up {
+            UpWeight::GateUp(w) => UpWeight::GateUp(at(w, self.up_stride)),
+            UpWeight::Plain(w) => UpWeight::Plain(at(w, self.up_stride)),
+            UpWeight::Separate(gate, up) => {
+                UpWeight::Separate(at(gate, self.up_stride), at(up, self.up_stride))
+            }
+        };
+        FfnWeights { up, down: at(&self.down, self.down_stride) }
+    }
 }
 
 /// A feed-forward on a device.

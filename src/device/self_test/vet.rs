@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `*_sm90a` (wgmma) | the kernels of 8.0, by `mma` |
 //! | `gemv_*`, `linear_*` (few rows) | `gemm`, of quantised weights after decoding them |
+//! | `experts_*` | experts of such weights are the CPU's |
 //! | recorded work | steps are launched kernel by kernel |
 //! | anything else | nothing: the device is not opened |
 
@@ -82,6 +83,7 @@ fn instead_of(kernel: &str) -> Option<&'static str> {
     match kernel {
         GRAPHS => Some("steps are launched kernel by kernel"),
         k if k.ends_with("_sm90a") => Some("the kernel of older GPUs runs instead"),
+        k if k.starts_with("experts_") => Some("experts run on the CPU"),
         k if k.starts_with("gemv_") || k.starts_with("linear_") => Some("gemm runs instead"),
         _ => None,
     }
