@@ -1,6 +1,6 @@
 /* wrong.c    a kernel that computes wrong values
  *
- * FAKE_WRONG=linear_dense: of kernels whose names begin so, every word of device memory, or of host memory that the device sees, that a launch
+ * FAKE_WRONG=linear_dense,softcap: of kernels whose names begin so, every word of device memory, or of host memory that the device sees, that a launch
  * changed has two of its bits turned around afterwards: a quarter of an f32's value, a thirtieth of an f16's, a quarter of a bf16's. Counters that a kernel leaves
  * as they were stay right, so that it ends. Allocations of more than 256 MiB are left alone. */
 #include "fake.h"
@@ -14,9 +14,18 @@ typedef struct Copy {
     struct Copy* next;
 } Copy;
 
+/* Whether a list of beginnings has that of a name. */
+static int begins(const char* name, const char* list) {
+    while (list && *list) {
+        size_t n = strcspn(list, ",");
+        if (n && !strncmp(name, list, n)) return 1;
+        list += n + (list[n] == ',');
+    }
+    return 0;
+}
+
 void* before_wrong(const char* kernel) {
-    const char* name = getenv("FAKE_WRONG");
-    if (!name || !*name || strncmp(kernel, name, strlen(name))) return 0;
+    if (!begins(kernel, getenv("FAKE_WRONG"))) return 0;
     Copy* first = 0;
     LOCK;
     for (Node* n = live; n; n = n->next) {
