@@ -349,13 +349,13 @@ pub fn export_gguf(m: &LoadedModel) -> Result<Vec<u8>> {
             } => {
                 set(format!("{name}.rope.scaling.type"), Value::String("yarn".into()));
                 set(format!("{name}.rope.scaling.original_context_length"), n(original_context));
-                // The file has what the factor is beside the recommended one.
-                let own = f64::from(attention_factor) / arch::mscale(factor.into(), 1.0);
+                // The file has what the factor is beside the recommended one, in f32: others read no f64 here.
+                let own = (f64::from(attention_factor) / arch::mscale(factor.into(), 1.0)) as f32;
                 for (key, x) in [
                     ("factor", f64::from(factor)),
                     ("yarn_beta_fast", beta_fast.into()),
                     ("yarn_beta_slow", beta_slow.into()),
-                    ("attn_factor", own),
+                    ("attn_factor", own.into()),
                 ] {
                     set(format!("{name}.rope.scaling.{key}"), Value::Float(x));
                 }
