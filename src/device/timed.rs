@@ -96,7 +96,7 @@ fn experts_up(shape: &Shape, w: &ExpertWeights, rows: usize) -> (Work, usize) {
     let (d, gate) = (shape.d_model, usize::from(w.shared.is_some()));
     let router = 4 * (e.count + gate) * d;
     let route = Work { flops: (2 * rows * d * (e.count + gate)) as u64, bytes: router as u64 };
-    let one = ups(&w.up, 0);
+    let one = linear(&w.up, 0);
     let one = Work { flops: (2 * 2 * d * e.d_ff) as u64, ..one };
     let shared = w.shared.as_ref().map_or(Work::default(), |(mlp, _)| ups(&mlp.up, rows));
     // Rows are copied to the places of their choices, and read there.

@@ -96,7 +96,7 @@ impl Decision {
             k,
             pinned: candidate.pinned_blocks,
             policies: vectors(candidate.prefill_policy).zip(vectors(candidate.decode_policy)),
-            experts: candidate.experts,
+            experts: None,
             kv_pages,
             far: candidate.way,
             gpu: Some((on_device, sizes.free())),

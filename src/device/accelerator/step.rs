@@ -4,8 +4,9 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::experts::ExpertRows;
 use super::rows::StepRows;
-use super::shape::Shape;
+use super::shape::{ExpertShape, Shape};
 use super::workspace::Workspace;
 use crate::device::runtime::Lane;
 use crate::{Error, Result};
@@ -43,6 +44,16 @@ impl StepContext<'_> {
     /// All rows of the step.
     pub fn all(&self) -> Range<usize> {
         0..self.step.rows
+    }
+
+    /// The sizes of experts, and their rows from `row` on.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if the workspace was planned without experts.
+    pub(crate) fn expert_rows(&self, row: usize) -> Result<(ExpertShape, ExpertRows)> {
+        let rows = self.ws.expert_rows(self.shape, row).filter(|_| !self.ws.experts.is_null());
+        let both = self.shape.experts.zip(rows);
+        both.ok_or_else(|| Error::usage("experts on a device whose workspace has no rows of them"))
     }
 
     /// Returns an error if the step does not have these rows, or if the workspace was planned for other limits, since

@@ -90,8 +90,8 @@ pub struct FfnWeights {
 pub struct ExpertWeights {
     /// f32 `[E][d]`.
     pub router: DevPtr,
-    /// Gate and up of expert 0.
-    pub up: UpWeight,
+    /// Gate and up of expert 0, packed from [`LinearSource::GateUp`].
+    pub up: LinearWeight,
     /// Bytes from an expert's gate and up to the next one's.
     pub up_stride: usize,
     /// Down of expert 0.
@@ -100,21 +100,6 @@ pub struct ExpertWeights {
     pub down_stride: usize,
     /// The expert of all rows, and the f32 `[d]` of its gate.
     pub shared: Option<(FfnWeights, DevPtr)>,
-}
-
-impl ExpertWeights {
-    /// The matrices of expert `e`.
-    pub fn expert(&self, e: usize) -> FfnWeights {
-        let at = |w: &LinearWeight, stride: usize| LinearWeight { ptr: w.ptr.add(e * stride), ..*w };
-        let up = match &self.up {
-            UpWeight::GateUp(w) => UpWeight::GateUp(at(w, self.up_stride)),
-            UpWeight::Plain(w) => UpWeight::Plain(at(w, self.up_stride)),
-            UpWeight::Separate(gate, up) => {
-                UpWeight::Separate(at(gate, self.up_stride), at(up, self.up_stride))
-            }
-        };
-        FfnWeights { up, down: at(&self.down, self.down_stride) }
-    }
 }
 
 /// A feed-forward on a device.
@@ -201,7 +186,7 @@ impl LayerWeights {
                 FeedForward::Dense(dense) => FeedForward::Dense(ffn(dense)),
                 FeedForward::Experts(e) => FeedForward::Experts(Box::new(ExpertWeights {
                     router: at(e.router),
-                    up: up(&e.up),
+                    up: linear(&e.up),
                     down: linear(&e.down),
                     shared: e.shared.as_ref().map(|(of, gate)| (ffn(of), at(*gate))),
                     ..**e

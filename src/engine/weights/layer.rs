@@ -195,7 +195,7 @@ impl Placing<'_> {
             }
             _ => None,
         };
-        Ok(ExpertWeights { router, up: UpWeight::GateUp(up), up_stride, down, down_stride, shared })
+        Ok(ExpertWeights { router, up, up_stride, down, down_stride, shared })
     }
 
     fn feed_forward(&mut self, block: &Block, matrices: &FfnMatrices) -> Result<FeedForward> {

@@ -7,8 +7,9 @@ use std::ops::Range;
 use super::EmulatedAccelerator;
 use super::ffn::Ups;
 use super::operands::{MatrixOperand, NormRows, Operands};
+use crate::Result;
 use crate::device::accelerator::{
-    ExpertRows, ExpertShape, ExpertWeights, LayerWeights, LinearWeight, Residual, StepContext, UpWeight,
+    ExpertShape, ExpertWeights, LayerWeights, LinearWeight, Residual, StepContext,
 };
 use crate::device::emulated::ops::cast::{Kept, numbers, numbers_mut};
 use crate::device::emulated::ops::linear::{self, Arithmetic};
@@ -16,16 +17,6 @@ use crate::device::emulated::ops::matrix::Matrix;
 use crate::device::runtime::DevPtr;
 use crate::model::route;
 use crate::tensor::DType;
-use crate::{Error, Result};
-
-/// The sizes of experts, and their rows from `row` on.
-fn rows_of(cx: &StepContext<'_>, row: usize) -> Result<(ExpertShape, ExpertRows)> {
-    let shape = cx.shape.experts.as_ref().copied();
-    shape
-        .zip(cx.ws.expert_rows(cx.shape, row))
-        .filter(|_| !cx.ws.experts.is_null())
-        .ok_or_else(|| Error::usage("experts on a device whose workspace has no rows of them"))
-}
 
 /// A matrix of every expert.
 #[derive(Clone, Copy)]
@@ -69,7 +60,7 @@ pub(super) fn up(
     let (ws, shape) = (cx.ws, cx.shape);
     let rows = accel.step(cx).clip(&rows);
     let (d, ffn, act) = (shape.d_model, shape.ffn, Kept::of(shape, shape.act));
-    let (e, to_rows) = rows_of(cx, rows.start)?;
+    let (e, to_rows) = cx.expert_rows(rows.start)?;
     let by = accel.arithmetic(shape);
     let mut io = accel.operands(cx);
     let delta = io.delta(cx, residual, &rows);
@@ -81,10 +72,8 @@ pub(super) fn up(
         k: d,
         bias: DevPtr::NULL,
     });
-    let (gate_up, up_rows) = match &weights.up {
-        UpWeight::GateUp(w) => (OfExperts::new(&mut io, w, weights.up_stride, e.count), w.n / 2),
-        other => return Err(Error::usage(format!("experts with {other:?}"))),
-    };
+    let gate_up = OfExperts::new(&mut io, &weights.up, weights.up_stride, e.count);
+    let up_rows = weights.up.n / 2;
     let shared = weights.shared.as_ref().map(|(mlp, gate)| {
         let gate = LinearWeight { ptr: *gate, dtype: DType::F32, n: 1, k: d, bias: DevPtr::NULL };
         (Ups::new(&mut io, &mlp.up, e.shared), io.weight(&gate))
@@ -142,7 +131,7 @@ pub(super) fn down(
     cx.check(&rows)?;
     let rows = accel.step(cx).clip(&rows);
     let (d, act, n) = (cx.shape.d_model, Kept::of(cx.shape, cx.shape.act), rows.len());
-    let (e, of_rows) = rows_of(cx, rows.start)?;
+    let (e, of_rows) = cx.expert_rows(rows.start)?;
     let by = accel.arithmetic(cx.shape);
     let mut io = accel.operands(cx);
     let ids = io.read(of_rows.ids, 4 * n * e.used);

@@ -13,20 +13,11 @@ use super::ffn::epilogue;
 use super::lists::linear_scratch;
 use super::qkv::norm_rows;
 use crate::device::accelerator::{
-    ExpertRows, ExpertShape, ExpertWeights, LayerWeights, LinearWeight, Residual, StepContext, UpWeight,
+    ExpertShape, ExpertWeights, LayerWeights, LinearWeight, Residual, StepContext, UpWeight,
 };
 use crate::device::runtime::{DevPtr, Runtime};
 use crate::tensor::{DType, Half};
 use crate::{Error, Result};
-
-/// The sizes of experts, and their rows from `row` on.
-fn rows_of(cx: &StepContext<'_>, row: usize) -> Result<(ExpertShape, ExpertRows)> {
-    let shape = cx.shape.experts.as_ref().copied();
-    shape
-        .zip(cx.ws.expert_rows(cx.shape, row))
-        .filter(|_| !cx.ws.experts.is_null())
-        .ok_or_else(|| Error::usage("experts on a device whose workspace has no rows of them"))
-}
 
 /// Whether the device has all kernels of experts of this type: one that failed its self-test is missing.
 pub(super) fn has_kernels(rt: &dyn Runtime, dtype: DType) -> bool {
@@ -57,10 +48,10 @@ fn matrices(w: &LinearWeight, stride: usize) -> ExpertMatrices {
 }
 
 /// Most rows of a group: the same for all products of a layer.
-fn tokens(rt: &dyn Runtime, e: &ExpertShape, w: &ExpertWeights, rows: usize) -> Result<usize> {
+fn tokens(rt: &dyn Runtime, e: &ExpertShape, w: &ExpertWeights, rows: usize) -> usize {
     let most = |w: &LinearWeight| most_tokens(rt.info(), &Matrix::of(w.dtype, w.n, w.k));
-    let most = most(fused(&w.up)?).min(most(&w.down));
-    Ok(tokens_of(rows, e.used, e.count).min(most))
+    let most = most(&w.up).min(most(&w.down));
+    tokens_of(rows, e.used, e.count).min(most)
 }
 
 /// See [`Accelerator::ffn_up`](crate::device::accelerator::Accelerator::ffn_up).
@@ -79,16 +70,16 @@ pub(super) fn up(
 
 /// Rows whose choices one launch sorts.
 fn pieces(cx: &StepContext<'_>, rows: Range<usize>) -> Result<impl Iterator<Item = Range<usize>>> {
-    let (e, _) = rows_of(cx, rows.start)?;
+    let (e, _) = cx.expert_rows(rows.start)?;
     let most = (MOST_CHOICES / e.used).max(1);
     Ok(rows.clone().step_by(most).map(move |first| first..(first + most).min(rows.end)))
 }
 
 fn up_of(rt: &dyn Runtime, cx: &StepContext<'_>, w: &ExpertWeights, rows: Range<usize>) -> Result<()> {
     let (shape, lane, n) = (cx.shape, cx.lane, rows.len());
-    let (e, to) = rows_of(cx, rows.start)?;
+    let (e, to) = cx.expert_rows(rows.start)?;
     let ws = cx.ws.at_row(shape, rows.start);
-    let (d, act, tokens) = (shape.d_model, shape.act, tokens(rt, &e, w, n)?);
+    let (d, act, tokens) = (shape.d_model, shape.act, tokens(rt, &e, w, n));
     let epilogue = epilogue(shape.ffn)?;
     let gate_w = w.shared.as_ref().map_or(DevPtr::NULL, |(_, gate)| *gate);
     let route = RouteArgs {
@@ -128,7 +119,7 @@ fn up_of(rt: &dyn Runtime, cx: &StepContext<'_>, w: &ExpertWeights, rows: Range<
     sort(rt, lane, &sorted)?;
     gather(rt, lane, &GatherArgs { rows_of: to.rows, x: ws.x, ldx: d, xs: to.x, places: n * e.used, d })?;
     let product_of_experts = ExpertProductArgs {
-        w: matrices(fused(&w.up)?, w.up_stride),
+        w: matrices(&w.up, w.up_stride),
         act,
         x: to.x,
         ldx: d,
@@ -170,8 +161,8 @@ pub(super) fn down(
 
 fn down_of(rt: &dyn Runtime, cx: &StepContext<'_>, w: &ExpertWeights, rows: Range<usize>) -> Result<()> {
     let (shape, lane, n) = (cx.shape, cx.lane, rows.len());
-    let (e, of) = rows_of(cx, rows.start)?;
-    let (d, act, tokens) = (shape.d_model, shape.act, tokens(rt, &e, w, n)?);
+    let (e, of) = cx.expert_rows(rows.start)?;
+    let (d, act, tokens) = (shape.d_model, shape.act, tokens(rt, &e, w, n));
     let delta = cx.ws.at_row(shape, rows.start).delta;
     if let Some((mlp, _)) = &w.shared {
         let shared = ProductArgs {
