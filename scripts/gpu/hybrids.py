@@ -86,6 +86,7 @@ def mixture(run, sizes, save):
     ways = {
         "whole": (["--strategy", "gpu-only"], ("gpu",)),
         "ncmoe": (["--n-cpu-moe", str(sizes.mixture_blocks // 2)], ("gpu", "host")),
+        "divided": (["--gpu-experts", "2"], ("gpu", "host")),
         "cpu-moe": (["--strategy", "cpu-moe"], ("gpu", "host")),
     }
     for name, (options, sides) in ways.items():

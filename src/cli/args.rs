@@ -158,6 +158,9 @@ pub struct FixedArgs {
     /// ncmoe, of a mixture of experts: blocks, the first ones, whose experts are on the CPU [default: as few as fit].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32), allow_negative_numbers = true)]
     pub n_cpu_moe: Option<u32>,
+    /// experts, of a mixture of experts: experts of each block on the GPU, the others on the CPU [default: the fastest that fits].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32), allow_negative_numbers = true)]
+    pub gpu_experts: Option<u32>,
 }
 
 impl FixedArgs {
@@ -170,6 +173,7 @@ impl FixedArgs {
             prefill: policy.prefill,
             decode: policy.decode,
             experts_on_host: self.n_cpu_moe.map(|n| n as usize),
+            gpu_experts: self.gpu_experts.map(|n| n as usize),
         }
     }
 }

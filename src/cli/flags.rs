@@ -5,7 +5,7 @@ const RENAMED: [(&str, &str); 3] =
     [("context", "--ctx"), ("temperature", "--temp"), ("learns_lengths", "--lengths")];
 
 /// Names whose flag is the same word, with dashes.
-const SAME: [&str; 30] = [
+const SAME: [&str; 31] = [
     "boundary",
     "chunk",
     "cohorts",
@@ -13,6 +13,7 @@ const SAME: [&str; 30] = [
     "device",
     "far",
     "frequency_penalty",
+    "gpu_experts",
     "gpu_memory",
     "hardware",
     "host",

@@ -28,6 +28,8 @@ impl Launches {
     pub const HEAD: u32 = 2;
     /// The likeliest tokens of each row, by parts of the vocabulary, and the likeliest of these.
     pub const PICK: u32 = 2;
+    /// Rows added to rows.
+    pub const ADD: u32 = 1;
     /// What sampling needs of each row.
     pub const TOP: u32 = 1;
 

@@ -43,7 +43,7 @@ mod turns;
 
 pub use accelerator::{
     Accelerator, Attend, EmbedWeight, ExpertRows, ExpertShape, ExpertWeights, FeedForward, FfnWeights,
-    LayerPages, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NormWeight, PageMove, PartialRows,
+    LayerPages, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NO_SLOT, NormWeight, PageMove, PartialRows,
     Publish, Published, Residual, RowBytes, RowSpan, Shape, Step, StepContext, StepDesc, StepSeq, SubBatch,
     SubBatches, TOP_BYTES, TOP_K, UpWeight, Workspace, top_error, top_of,
 };

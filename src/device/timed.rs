@@ -84,10 +84,11 @@ fn ups(up: &UpWeight, rows: usize) -> Work {
     }
 }
 
-/// The matrices of the experts that so many rows are expected to use, each expert as likely as any other; `w` is that of one.
-fn of_experts(w: Work, e: &ExpertShape, rows: usize) -> Work {
-    let used = e.count as f64 * share_read(e.count, e.used, rows as u64);
-    Work { flops: w.flops * (rows * e.used) as u64, bytes: (w.bytes as f64 * used).round() as u64 }
+/// The matrices of the experts here that so many rows are expected to use, each expert as likely as any other; `w` is that of one.
+fn of_experts(w: Work, e: &ExpertShape, here: usize, rows: usize) -> Work {
+    let read = here as f64 * share_read(e.count, e.used, rows as u64);
+    let choices = (rows * e.used * here) as f64 / e.count as f64;
+    Work { flops: (w.flops as f64 * choices).round() as u64, bytes: (w.bytes as f64 * read).round() as u64 }
 }
 
 /// The router, the first matrices of the chosen experts and of the shared one; and bytes of the activations.
@@ -101,7 +102,7 @@ fn experts_up(shape: &Shape, w: &ExpertWeights, rows: usize) -> (Work, usize) {
     let shared = w.shared.as_ref().map_or(Work::default(), |(mlp, _)| ups(&mlp.up, rows));
     // Rows are copied to the places of their choices, and read there.
     let (inputs, outputs) = (4 * rows * e.used * d, 2 * rows * (e.used * e.d_ff + e.shared));
-    (sum([route, of_experts(one, e, rows), shared]), inputs + outputs)
+    (sum([route, of_experts(one, e, w.here, rows), shared]), inputs + outputs)
 }
 
 /// The second matrices, and the sum.
@@ -110,7 +111,7 @@ fn experts_down(shape: &Shape, w: &ExpertWeights, rows: usize) -> Work {
     let one = Work { flops: (2 * shape.d_model * e.d_ff) as u64, ..linear(&w.down, 0) };
     let shared = w.shared.as_ref().map_or(Work::default(), |(mlp, _)| linear(&mlp.down, rows));
     let inputs = memory(2 * rows * e.used * e.d_ff);
-    sum([of_experts(one, e, rows), shared, inputs, activations(8 * rows * e.used * shape.d_model)])
+    sum([of_experts(one, e, w.here, rows), shared, inputs, activations(8 * rows * e.used * shape.d_model)])
 }
 
 fn sum(parts: impl IntoIterator<Item = Work>) -> Work {
@@ -377,6 +378,11 @@ impl Accelerator for Timed {
         let work = [product, activations(4 * rows.len() * cx.shape.d_model)];
         let launches = Launches::down(matches!(layer.ffn, FeedForward::Experts(_)));
         self.computed(cx, work, launches, |accel, cx| accel.ffn_down(cx, layer, rows))
+    }
+
+    fn add_share(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
+        let work = [activations(3 * 4 * rows.len() * cx.shape.d_model)];
+        self.computed(cx, work, Launches::ADD, |accel, cx| accel.add_share(cx, layer, rows))
     }
 
     fn logits(

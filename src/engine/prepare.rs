@@ -44,6 +44,14 @@ impl Layer {
         self.windowed
     }
 
+    /// Its experts, if it has some.
+    pub(super) fn mixture(&self) -> Option<&Mixture> {
+        match &self.ffn {
+            FeedForward::Experts(m) => Some(m),
+            FeedForward::Dense(_) => None,
+        }
+    }
+
     /// Bytes of its matrices that a step of one row reads, as the kernels read them.
     pub fn bytes(&self) -> usize {
         let attention = [&self.q, &self.k, &self.v, &self.o].iter().map(|w| w.bytes()).sum::<usize>();

@@ -181,6 +181,7 @@ impl Settings {
         match self.strategies[0] {
             Strategy::Auto if self.fixed.boundary.is_some() => Strategy::Helm,
             Strategy::Auto if self.fixed.experts_on_host.is_some() => Strategy::Ncmoe,
+            Strategy::Auto if self.fixed.gpu_experts.is_some() => Strategy::Experts,
             Strategy::Auto if self.fixed.is_some() => Strategy::Lia,
             Strategy::Auto if self.kv_pages.is_some() && self.device != Device::Cpu => Strategy::Helm,
             strategy => strategy,

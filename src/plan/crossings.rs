@@ -12,9 +12,12 @@ enum What {
     Qkv,
     Attn,
     Act,
+    Choices,
+    Share,
 }
 
-const KINDS: [What; 5] = [What::Hidden, What::Delta, What::Qkv, What::Attn, What::Act];
+const KINDS: [What; 7] =
+    [What::Hidden, What::Delta, What::Qkv, What::Attn, What::Act, What::Choices, What::Share];
 
 /// For each kind of cargo, whether it crosses to the host and to the device.
 type Crossings = [[bool; 2]; KINDS.len()];
@@ -60,6 +63,10 @@ fn crossings(placement: &Placement) -> (Crossings, bool) {
             if up != down {
                 cross(What::Act, down);
             }
+            if layer.is_divided() {
+                cross(What::Choices, Side::Host);
+                cross(What::Share, Side::Device);
+            }
             delta = Some(down);
         }
         bring(&mut hidden, &mut delta, placement.head, &mut cross);
@@ -78,6 +85,8 @@ pub(super) fn pinned_rows(sizes: &Sizes, placement: &Placement, rows: u64, spill
             What::Qkv => 4 * (q + 2 * kv),
             What::Attn => 2 * q,
             What::Act => 2 * spec.d_ff as u64,
+            What::Choices => 2 * d + 8 * spec.experts.as_ref().map_or(0, |e| e.used as u64),
+            What::Share => 4 * d,
         };
         row * to.iter().filter(|&&crosses| crosses).count() as u64
     });
@@ -98,18 +107,27 @@ mod tests {
     #[test]
     fn crossings_are_those_of_programs() {
         let mut cases = 0;
-        for bits in 0..1u32 << 9 {
+        for bits in 0..1u32 << 10 {
             let bit = |i: u32| bits >> i & 1 == 1;
             let policy = |a: [u32; 4]| {
                 let [qkv, attention, out, ffn] = a.map(bit);
                 Policy::from_bits([qkv, attention, attention, out, ffn, bit(8) ^ ffn])
             };
             let (prefill, decode) = (policy([0, 1, 2, 3]), policy([4, 5, 6, 7]));
-            let layer = LayerPlacement { weights: Residence::Streamed, prefill, decode, kv: Side::Host };
+            let layer = LayerPlacement { weights: Residence::Streamed, prefill, decode, kv: Side::Host, device_experts: 0 };
             let side = |host: bool| if host { Side::Host } else { Side::Device };
             let mut placement = Placement::all(side(bit(2)), 3, 0);
             placement.head = side(bit(5));
             placement.layers = vec![LayerPlacement::all(side(bit(1))), layer, layer];
+            if bit(9) {
+                // Its experts on both sides.
+                let divided = LayerPlacement {
+                    weights: Residence::Both,
+                    device_experts: 1,
+                    ..LayerPlacement::all(Side::Device)
+                };
+                placement.layers.insert(2, divided);
+            }
             let (mut want, mut mailbox) = (Crossings::default(), false);
             for phase in [Phase::Prefill, Phase::Decode] {
                 let request = RequestId { slot: 0, generation: 0 };
@@ -123,6 +141,8 @@ mod tests {
                                 Cargo::Qkv => What::Qkv,
                                 Cargo::Attn => What::Attn,
                                 Cargo::Act => What::Act,
+                                Cargo::Choices => What::Choices,
+                                Cargo::Share => What::Share,
                             };
                             want[what as usize][to as usize] = true;
                         }
@@ -134,6 +154,6 @@ mod tests {
             assert_eq!(crossings(&placement), (want, mailbox), "{placement:?}");
             cases += 1;
         }
-        assert_eq!(cases, 512);
+        assert_eq!(cases, 1024);
     }
 }

@@ -24,10 +24,13 @@ impl ExpertCounts {
         for (layer, at) in placement.layers.iter().enumerate() {
             let experts = spec.experts_of(layer).map_or(0, |e| e.count);
             let resident = matches!(at.weights, Residence::Device | Residence::Both);
-            match resident && at.computes_ffn_on(Side::Device) {
-                true => counts.device += experts,
-                false => counts.host += experts,
-            }
+            let device = match resident && at.computes_ffn_on(Side::Device) {
+                true if at.is_divided() => usize::from(at.device_experts).min(experts),
+                true => experts,
+                false => 0,
+            };
+            counts.device += device;
+            counts.host += experts - device;
         }
         Some(counts)
     }

@@ -11,7 +11,7 @@ use super::crossings::pinned_rows;
 use super::hardware::Hardware;
 use super::sizes::Sizes;
 use crate::cache::PAGE_TOKENS;
-use crate::device::{ExpertRows, Shape, TOP_BYTES};
+use crate::device::{ExpertRows, ExpertShape, Shape, TOP_BYTES};
 use crate::program::{Far, LayerPlacement, Placement, Policy, Residence, Side, Sublayer};
 use crate::tensor::Half;
 
@@ -241,13 +241,27 @@ pub fn page_bytes(sizes: &Sizes) -> u64 {
     PAGE_TOKENS as u64 * sizes.kv_token()
 }
 
+/// Which rows of experts the GPU has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum RowsOfExperts {
+    None,
+    /// Those that it computes.
+    Own,
+    /// And what the host's give.
+    Divided,
+}
+
 /// Activations of `rows` rows and `logits` rows of logits on the GPU: the buffers of its workspace, with those of experts if it computes
 /// some.
-fn device_rows(sizes: &Sizes, rows: u64, logits: u64, experts: bool) -> u64 {
+fn device_rows(sizes: &Sizes, rows: u64, logits: u64, experts: RowsOfExperts) -> u64 {
     let spec = &sizes.spec;
+    let mut shape = Shape::of(spec, Half::BF16, Half::BF16);
+    if experts == RowsOfExperts::Divided {
+        shape.experts = shape.experts.map(ExpertShape::divided);
+    }
     let experts = match experts {
-        true => ExpertRows::bytes(&Shape::of(spec, Half::BF16, Half::BF16), rows as usize) as u64,
-        false => 0,
+        RowsOfExperts::None => 0,
+        _ => ExpertRows::bytes(&shape, rows as usize) as u64,
     };
     let (d, q, kv, ff) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64, spec.d_ff as u64);
     let gate_up = if spec.gated() && !ff.is_multiple_of(8) { 8 * ff } else { 0 };
@@ -279,20 +293,15 @@ fn attention_scratch(sizes: &Sizes, load: &Load) -> u64 {
     rows * spans * sizes.spec.n_heads as u64 * (sizes.spec.head_dim as u64 + 2) * 4
 }
 
-/// Whether the CPU computes with a block's weights in either phase.
-fn computed_on_host(layer: &LayerPlacement) -> bool {
-    [layer.prefill, layer.decode].iter().any(|p| Sublayer::PRODUCTS.iter().any(|&s| p.side(s) == Side::Host))
-}
-
 /// Bytes of a block's weights on (GPU, host) by where they are.
 fn weights(sizes: &Sizes, layer: usize, at: &LayerPlacement) -> (u64, u64) {
-    let bytes = sizes.blocks[layer].placed(at);
+    let bytes = sizes.placed(layer, at);
     match at.weights {
         Residence::Device => (rounded(bytes.device), 0),
         Residence::Host => (0, bytes.host),
         Residence::Both => (rounded(bytes.device), bytes.host),
         Residence::Streamed => {
-            let twice = computed_on_host(at) && !sizes.one_layout;
+            let twice = at.computes_on_host() && !sizes.one_layout;
             (0, bytes.device + if twice { bytes.host } else { 0 })
         }
     }
@@ -369,7 +378,12 @@ pub(super) fn memory_with(
     let on_host = placement.uses(Side::Host);
     if on_device {
         let blocks = placement.layers.iter().zip(&sizes.blocks);
-        let experts = blocks.clone().any(|(at, b)| b.has_experts() && at.computes_ffn_on(Side::Device));
+        let experts = blocks.map(|(at, b)| match b.has_experts() && at.computes_ffn_on(Side::Device) {
+            true if at.is_divided() => RowsOfExperts::Divided,
+            true => RowsOfExperts::Own,
+            false => RowsOfExperts::None,
+        });
+        let experts = experts.max().unwrap_or(RowsOfExperts::None);
         let logits_there = if placement.head == Side::Device { logits } else { 0 };
         m.gpu.activations = device_rows(sizes, rows, logits_there, experts);
         m.gpu.workspace = PRODUCT_SCRATCH
@@ -385,7 +399,7 @@ pub(super) fn memory_with(
     }
     let computes_on_host = placement.embedding == Side::Host
         || placement.head == Side::Host
-        || layers().any(|l| l.prefill.0.contains(&Side::Host) || l.decode.0.contains(&Side::Host));
+        || layers().any(|l| l.uses(Side::Host));
     if computes_on_host {
         m.host.activations = host_rows(sizes, rows, if placement.head == Side::Host { logits } else { 0 });
     }
@@ -429,7 +443,8 @@ mod tests {
                 .iter()
                 .map(|b| b.next_multiple_of(256))
                 .sum();
-            assert_eq!(device_rows(&s, 512, 3, spec.experts.is_some()), want as u64, "{name}");
+            let experts = if spec.experts.is_some() { RowsOfExperts::Own } else { RowsOfExperts::None };
+            assert_eq!(device_rows(&s, 512, 3, experts), want as u64, "{name}");
             assert_eq!(page_bytes(&s), shape.page_bytes() as u64);
         }
     }

@@ -104,6 +104,9 @@ impl<'a> OpCosts<'a> {
                     Cargo::Qkv => F32 * (q + 2 * kv),
                     Cargo::Attn => HALF * q,
                     Cargo::Act => HALF * spec.d_ff as u64,
+                    // A normed row, and of each choice its expert and weight.
+                    Cargo::Choices => HALF * d + 2 * WORD * spec.experts.as_ref().map_or(0, |e| e.used as u64),
+                    Cargo::Share => F32 * d,
                 }
             }
             Kind::Publish { queries_only } => rows * MAIL * if queries_only { q } else { q + 2 * kv },
@@ -194,6 +197,11 @@ impl<'a> OpCosts<'a> {
                 None => costs.product(side, layer, sublayer, rows),
             }
         };
+        // Nearly all that a row multiplies in a feed-forward of experts is experts.
+        let of_experts = || {
+            let layer = op.layer.expect("experts belong to a layer") as usize;
+            self.sizes.part_of_experts(layer, side, op.work.device_experts)
+        };
         // A copy reads and writes as many bytes: half of both together.
         let halved = |read: u64, written: u64| (read + written).div_ceil(2);
         let moved = |read, written| costs.copy(side, halved(read, written));
@@ -219,8 +227,10 @@ impl<'a> OpCosts<'a> {
                 far + moved(2 * rows * self.partial_row(), rows * HALF * spec.q_dim() as u64)
             }
             Kind::OutProj => product(Sublayer::Out),
-            Kind::FfnUp { .. } => product(Sublayer::Up),
-            Kind::FfnDown => product(Sublayer::Down),
+            Kind::FfnUp { .. } => product(Sublayer::Up) * of_experts(),
+            Kind::FfnDown => product(Sublayer::Down) * of_experts(),
+            Kind::Experts => (product(Sublayer::Up) + product(Sublayer::Down)) * of_experts(),
+            Kind::AddShare => moved(2 * F32 * rows * spec.d_model as u64, F32 * rows * spec.d_model as u64),
             Kind::Head { .. } => match self.stored() {
                 Some(stored) => costs.head_beside(side, rows, stored),
                 None => costs.head(side, rows),

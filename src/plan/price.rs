@@ -114,6 +114,17 @@ pub fn block(
     let policy = at.policy(phase);
     let residents = Resident { weights: at.weights, kv: at.kv };
     let mut t = block_time(costs, sizes, layer, policy, policy.side(Sublayer::Down), residents, &batch);
+    if at.is_divided() {
+        let rows = batch.rows();
+        let ffn = |side| -> f64 {
+            let parts = [Sublayer::Up, Sublayer::Down].map(|s| costs.product(side, layer, s, rows));
+            parts.iter().sum()
+        };
+        let part = |side| ffn(side) * sizes.part_of_experts(layer, side, at.device_experts);
+        let ways = costs.transfer(Direction::ToHost, sizes.hidden(rows))
+            + costs.transfer(Direction::ToDevice, 2 * sizes.hidden(rows));
+        t.compute += part(Side::Device).max(part(Side::Host) + ways) - ffn(Side::Device);
+    }
     if spilled == 0 || at.kv == Side::Host || policy.attention() != Some(Side::Device) {
         return (t, None);
     }

@@ -108,16 +108,25 @@ impl Block {
         self.qkv.add(self.out).add(self.up).add(self.down)
     }
 
-    /// Bytes of a block that is placed so: the device has no experts that the host computes, unless the block is streamed, which
-    /// brings all of it.
-    pub fn placed(&self, at: &LayerPlacement) -> TwoSided {
+    /// Bytes of a block that is placed so, of whose experts there are `experts`: the device has none that the host computes, unless the
+    /// block is streamed, which brings all of it.
+    pub fn placed(&self, at: &LayerPlacement, experts: usize) -> TwoSided {
         let all = self.total();
+        if at.is_divided() && self.has_experts() {
+            let of_experts = self.experts[0].add(self.experts[1]).share(1.0 - share_of(at.device_experts, experts));
+            return TwoSided { device: all.device - of_experts.device + 4 * experts as u64, ..all };
+        }
         let whole = at.weights == Residence::Streamed || at.computes_ffn_on(Side::Device);
         match self.has_experts() && !whole {
             true => TwoSided { device: self.qkv.add(self.out).device, ..all },
             false => all,
         }
     }
+}
+
+/// The share of `count` experts that `n` of them are.
+fn share_of(n: u16, count: usize) -> f64 {
+    f64::from(n) / count.max(1) as f64
 }
 
 /// See the [module](self).
@@ -144,6 +153,24 @@ impl Sizes {
         let Some(e) = self.spec.experts_of(layer) else { return all };
         let unused = block.of_experts(sublayer).share(1.0 - e.distinct(rows) / e.count as f64);
         TwoSided { host: all.host - unused.host, device: all.device - unused.device }
+    }
+
+    /// Bytes of a block that is placed so.
+    pub fn placed(&self, layer: usize, at: &LayerPlacement) -> TwoSided {
+        let experts = self.spec.experts_of(layer).map_or(0, |e| e.count);
+        self.blocks[layer].placed(at, experts)
+    }
+
+    /// The part of a layer's experts that `side` has where the device has `device_experts` of them and the host the others: of their
+    /// bytes that some rows read, and of these rows' products.
+    pub fn part_of_experts(&self, layer: usize, side: Side, device_experts: u16) -> f64 {
+        let Some(e) = self.spec.experts_of(layer) else { return 1.0 };
+        let device = share_of(device_experts, e.count);
+        match side {
+            _ if device_experts == 0 => 1.0,
+            Side::Device => device,
+            Side::Host => 1.0 - device,
+        }
     }
 
     /// The mean over the blocks of what `of` gives for a block's window. It is asked once for each window that there is.

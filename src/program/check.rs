@@ -22,7 +22,7 @@ use self::rows::{BatchRows, Home, Row, Run};
 use self::tokens::{Ranges, Tokens, holds, insert};
 use super::iteration::{Iteration, RequestId};
 use super::op::{Buffer, Cargo, Kind, Op, Part, Program, Unit};
-use super::placement::{Placement, Residence, Side, Sublayer};
+use super::placement::{LayerPlacement, Placement, Residence, Side, Sublayer};
 
 /// What is wrong with which operation (by its place; the number of operations for what is missing at the end).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -254,6 +254,7 @@ impl<'a> Walk<'a> {
         }
         // All rows have keys and values.
         let wanted_only = op.wanted_only && !matches!(op.kind, Kind::Append { .. });
+        let divided = self.placement.layers.get(layer as usize).is_some_and(LayerPlacement::is_divided);
         let runs = &mut self.rows[b].runs_mut()[at];
         for (r, state) in runs.iter_mut().flat_map(|run| run.live(wanted_only)) {
             let mail = &mut state.mail;
@@ -314,11 +315,26 @@ impl<'a> Walk<'a> {
                 Kind::FfnUp { add } => {
                     residual(&mut state.rows[s], add, 2 * layer + 1, r)?;
                     state.rows[s].act = Some(layer);
+                    state.rows[s].choices = divided.then_some(layer);
                     state.rows[flip(side) as usize].hidden = None;
                 }
                 Kind::FfnDown => {
                     let row = &mut state.rows[s];
                     want(row.act.take(), layer, "the activations", r)?;
+                    match divided {
+                        true => row.own = Some(layer),
+                        false => row.delta = Some(2 * layer + 2),
+                    }
+                }
+                Kind::Experts => {
+                    let row = &mut state.rows[s];
+                    want(row.choices.take(), layer, "the choice of experts", r)?;
+                    row.share = Some(layer);
+                }
+                Kind::AddShare => {
+                    let row = &mut state.rows[s];
+                    want(row.own.take(), layer, "what the device's experts give", r)?;
+                    want(row.share.take(), layer, "what the host's experts give", r)?;
                     row.delta = Some(2 * layer + 2);
                 }
                 Kind::Head { add } => {
@@ -445,6 +461,15 @@ impl<'a> Walk<'a> {
             Kind::OutProj => Sublayer::Out,
             Kind::FfnUp { .. } => Sublayer::Up,
             Kind::FfnDown => Sublayer::Down,
+            Kind::Experts | Kind::AddShare => {
+                let placed = &self.placement.layers[layer as usize];
+                let both = placed.is_divided() && placed.weights == Residence::Both;
+                let here = if op.kind == Kind::Experts { Side::Host } else { Side::Device };
+                return match both && side == here {
+                    true => Ok(()),
+                    false => Err(format!("on the {side:?} side, of a layer placed {placed:?}")),
+                };
+            }
             _ => return Ok(()),
         };
         let placed = &self.placement.layers[layer as usize];
@@ -553,6 +578,14 @@ fn carry(cargo: Cargo, layer: u32, r: u32, source: Row, row: &mut Row) -> Result
         Cargo::Qkv => row.qkv = Some(source.qkv.ok_or_else(missing)?),
         Cargo::Attn => row.attn = Some(source.attn.ok_or_else(missing)?),
         Cargo::Act => row.act = Some(source.act.ok_or_else(missing)?),
+        Cargo::Choices => {
+            want(source.choices, layer, "the choice of experts", r)?;
+            row.choices = source.choices;
+        }
+        Cargo::Share => {
+            want(source.share, layer, "what the host's experts give", r)?;
+            row.share = source.share;
+        }
     }
     Ok(())
 }

@@ -79,6 +79,10 @@ pub enum Cargo {
     Attn,
     /// The activations between the matrices of the feed-forward.
     Act,
+    /// What the host needs to compute its experts: normed rows, their choices and the weights of these.
+    Choices,
+    /// What the host's experts give.
+    Share,
 }
 
 /// What an operation does. Sides of computations follow from [`Op::unit`].
@@ -129,8 +133,12 @@ pub enum Kind {
         /// Whether the last sublayer's output is still to be added.
         add: bool,
     },
-    /// delta = last matrix of the feed-forward times act.
+    /// delta = last matrix of the feed-forward times act; of a block whose experts are divided, what the device's give.
     FfnDown,
+    /// On the host, of a block whose experts are divided: share = what the chosen ones of the host's give.
+    Experts,
+    /// delta += share.
+    AddShare,
     /// Logits of the rows that want them, of norm(hidden + delta (if `add`)).
     Head {
         /// Whether the last sublayer's output is still to be added.
@@ -179,6 +187,8 @@ impl Kind {
             Kind::OutProj => "out_proj",
             Kind::FfnUp { .. } => "ffn_up",
             Kind::FfnDown => "ffn_down",
+            Kind::Experts => "experts",
+            Kind::AddShare => "add_share",
             Kind::Head { .. } => "head",
             Kind::Pick => "pick",
             Kind::Carry { .. } => "carry",
@@ -191,7 +201,7 @@ impl Kind {
 
     /// Whether it multiplies with a layer's weights.
     pub const fn has_weights(self) -> bool {
-        matches!(self, Kind::Project { .. } | Kind::OutProj | Kind::FfnUp { .. } | Kind::FfnDown)
+        matches!(self, Kind::Project { .. } | Kind::OutProj | Kind::FfnUp { .. } | Kind::FfnDown | Kind::Experts)
     }
 }
 
@@ -213,6 +223,10 @@ pub enum RowsOf {
     FarPartial,
     /// Activations between the matrices of the feed-forward.
     Act,
+    /// Normed rows, their choices of experts and the weights of these.
+    Choices,
+    /// What the host's experts give.
+    Share,
     /// Logits of the rows that want them.
     Logits,
     /// Their likeliest tokens.
@@ -270,6 +284,9 @@ pub struct Work {
     pub pairs: u64,
     /// For page moves, pages, counted per layer.
     pub pages: u64,
+    /// For the feed-forward of a block whose experts are divided, how many the device has
+    /// ([`LayerPlacement::device_experts`](super::LayerPlacement)); else 0.
+    pub device_experts: u16,
 }
 
 /// An operation.

@@ -141,6 +141,14 @@ pub struct LayerPlacement {
     /// Where its pages of keys and values are kept. Of a block with [`Side::Device`], a sequence's oldest pages may
     /// be moved to the host.
     pub kv: Side,
+    /// Of a block whose experts are divided, how many the device has: the [most used](Placement::device_experts) ones. It routes, and
+    /// the host computes the others. 0: both parts of the feed-forward are where the policies say.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub device_experts: u16,
+}
+
+fn is_zero(n: &u16) -> bool {
+    *n == 0
 }
 
 impl LayerPlacement {
@@ -154,7 +162,24 @@ impl LayerPlacement {
             prefill: Policy::all(side),
             decode: Policy::all(side),
             kv: side,
+            device_experts: 0,
         }
+    }
+
+    /// Whether both sides compute experts of it.
+    pub fn is_divided(&self) -> bool {
+        self.device_experts > 0
+    }
+
+    /// Whether the host multiplies with its weights.
+    pub fn computes_on_host(&self) -> bool {
+        let products = |p: &Policy| Sublayer::PRODUCTS.iter().any(|&s| p.side(s) == Side::Host);
+        self.is_divided() || [self.prefill, self.decode].iter().any(products)
+    }
+
+    /// Whether `side` computes something of it in some phase.
+    pub fn uses(&self, side: Side) -> bool {
+        self.is_divided() || self.prefill.0.contains(&side) || self.decode.0.contains(&side)
     }
 
     /// Whether one side computes some part of its feed-forward in some phase.
@@ -269,6 +294,13 @@ impl Placement {
         self.windows.iter().flatten().max().copied()
     }
 
+    /// The experts of `layer`, of `count`, that the device has, ascending: as many as [`LayerPlacement::device_experts`] says of the
+    /// most used.
+    pub fn device_experts(&self, layer: usize, count: usize) -> Vec<u32> {
+        let n = usize::from(self.layers[layer].device_experts).min(count);
+        (0..n as u32).collect()
+    }
+
     /// Whether the host goes on behind its attention of a block's decode rows: their feed-forward is its own, too.
     pub fn ends_on_host(&self, layer: u32) -> bool {
         self.layers[layer as usize].decode.side(Sublayer::Out) == Side::Host
@@ -312,8 +344,7 @@ impl Placement {
 
     /// Whether any unit is on `side`.
     pub fn uses(&self, side: Side) -> bool {
-        let layer =
-            |l: &LayerPlacement| l.kv == side || l.prefill.0.contains(&side) || l.decode.0.contains(&side);
+        let layer = |l: &LayerPlacement| l.kv == side || l.uses(side);
         self.embedding == side || self.head == side || self.layers.iter().any(layer)
     }
 }

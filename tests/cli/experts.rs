@@ -78,6 +78,9 @@ fn experts_on_the_device_give_the_cpus_bits() {
             &["--n-cpu-moe", "2"],
             &["--n-cpu-moe", "5"],
             &["--strategy", "experts"],
+            &["--gpu-experts", "0"],
+            &["--gpu-experts", "1"],
+            &["--gpu-experts", "3"],
             &["--boundary", "3"],
             &["--strategy", "stream"],
             &["--pinned", "2"],
@@ -182,6 +185,13 @@ fn what_only_mixtures_have_is_refused_for_others() {
         2,
         "--n-cpu-moe 5: the model has 2 blocks",
     );
+    assert_error(
+        &generate(model, "emulated", &["--gpu-experts", "9"]),
+        2,
+        "--gpu-experts 9: the model has 8 in a block",
+    );
+    let ncmoe = ["--gpu-experts", "1", "--strategy", "ncmoe"];
+    assert_error(&generate(model, "emulated", &ncmoe), 2, "--gpu-experts: is of --strategy experts, not of ncmoe");
     let helm = ["--n-cpu-moe", "1", "--strategy", "helm"];
     assert_error(&generate(model, "emulated", &helm), 2, "--n-cpu-moe: is of --strategy ncmoe, not of helm");
     let split = ["--strategy", "lia", "--policy", "prefill=0,0,0,0,0,0,decode=0,0,0,0,0,1"];
@@ -226,13 +236,18 @@ fn kernels_give_the_cpus_tokens() {
         let out = generate("synth:tiny-mixtral", "emulated:kernels", &["--strategy", "cpu-moe"]);
         return assert_error(&out, 1, "host-emulation");
     }
-    let ways: [&[&str]; 3] = [&["--strategy", "cpu-moe"], &["--strategy", "gpu-only"], &["--n-cpu-moe", "1"]];
+    let ways: [&[&str]; 4] = [
+        &["--strategy", "cpu-moe"],
+        &["--n-cpu-moe", "1"],
+        &["--strategy", "gpu-only"],
+        &["--gpu-experts", "2"],
+    ];
     for (model, ways) in [
         ("tiny-mixtral,dtype=q4_k", &ways[..]),
         ("tiny-qwen2-moe,dtype=f16", &ways[1..]),
-        ("tiny-qwen3-moe,dtype=q8_0", &ways[1..2]),
-        ("tiny-granite-moe,dtype=bf16", &ways[1..2]),
-        ("tiny-olmoe,dtype=q6_k", &ways[1..2]),
+        ("tiny-qwen3-moe,dtype=q8_0", &ways[2..]),
+        ("tiny-granite-moe,dtype=bf16", &ways[2..3]),
+        ("tiny-olmoe,dtype=q6_k", &ways[2..3]),
     ] {
         let model = format!("synth:{model},seed=2,layers=2");
         let m = load(&model).unwrap();

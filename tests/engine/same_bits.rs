@@ -12,9 +12,10 @@ use proptest::test_runner::{Config, TestRunner};
 use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::engine::{Engine, NewTokens, Options};
-use tandem::model::{LoadedModel, load};
+use tandem::model::{LoadedModel, ModelSpec, load};
 use tandem::program::{
-    COPY_LANE_ROWS, Far, Flow, LayerPlacement, Placement, Policy, RequestId, Residence, Side, Staging, Wants,
+    COPY_LANE_ROWS, Far, Flow, LayerPlacement, Placement, Policy, RequestId, Residence, Side, Staging, Sublayer,
+    Wants,
 };
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
@@ -116,7 +117,7 @@ fn any_layer() -> impl Strategy<Value = LayerPlacement> {
     (weights, policy(), policy(), side()).prop_map(|(weights, prefill, decode, kv)| {
         // Attention on the host wants keys and values there.
         let host = [prefill, decode].iter().any(|p| p.attention() == Some(Side::Host));
-        LayerPlacement { weights, prefill, decode, kv: if host { Side::Host } else { kv } }
+        LayerPlacement { weights, prefill, decode, kv: if host { Side::Host } else { kv }, device_experts: 0 }
     })
 }
 
@@ -250,12 +251,38 @@ fn run(
     Ok(compared)
 }
 
+/// The same for a mixture: both parts of a feed-forward are on one side, or its experts are divided.
+fn any_mixture(spec: &ModelSpec) -> impl Strategy<Value = Place> + use<> {
+    let counts: Vec<usize> = (0..spec.n_layers).map(|l| spec.experts_of(l).map_or(0, |e| e.count)).collect();
+    let divided = prop::collection::vec(prop::option::of(any::<prop::sample::Index>()), counts.len());
+    (any_place(counts.len()), divided).prop_map(move |(mut place, divided)| {
+        let layers = place.placement.layers.iter_mut().zip(divided).zip(&counts);
+        for ((layer, divided), &count) in layers.filter(|(_, count)| **count > 0) {
+            for policy in [&mut layer.prefill, &mut layer.decode] {
+                policy.0[Sublayer::Down as usize] = policy.0[Sublayer::Up as usize];
+            }
+            if let Some(n) = divided.filter(|_| layer.weights == Residence::Both) {
+                for policy in [&mut layer.prefill, &mut layer.decode] {
+                    policy.0[Sublayer::Up as usize] = Side::Device;
+                    policy.0[Sublayer::Down as usize] = Side::Device;
+                }
+                layer.device_experts = 1 + n.index(count - 1) as u16;
+            }
+        }
+        place
+    })
+}
+
 fn any_place_and_batch(name: &str, dtypes: &[&str], cases: u32) {
     for dtype in dtypes {
         for (isa, kv) in [(Isa::best(), Half::BF16), (Isa::Reference, Half::F16)] {
             let world = World::new(name, dtype, isa, kv);
             let accel = device();
-            let strategy = (any_place(world.m.spec.n_layers), prop::collection::vec(any_act(), 1..24));
+            let places = match world.m.spec.experts {
+                None => any_place(world.m.spec.n_layers).boxed(),
+                Some(_) => any_mixture(&world.m.spec).boxed(),
+            };
+            let strategy = (places, prop::collection::vec(any_act(), 1..24));
             let config = Config { cases, max_shrink_iters: 200, ..Config::default() };
             let compared = std::cell::Cell::new(0);
             let mut runner = TestRunner::new(config);
@@ -404,6 +431,14 @@ fn cohorts_have_the_same_bits_over_any_layer_split() {
 #[test]
 fn a_llama_has_the_same_bits_anywhere() {
     any_place_and_batch("tiny-llama", &["f32", "bf16", "q8_0", "q4_k"], 16);
+}
+
+/// Experts, of a layer on either side, or divided between them.
+#[test]
+fn mixtures_have_the_same_bits_anywhere() {
+    any_place_and_batch("tiny-qwen3-moe", &["bf16", "q8_0"], 16);
+    // An expert of all rows, and layers without experts.
+    any_place_and_batch("tiny-qwen2-moe", &["q4_k"], 16);
 }
 
 /// Norms of heads.

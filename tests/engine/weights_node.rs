@@ -29,6 +29,7 @@ fn logits(m: &LoadedModel, o: &Options, streamed: bool) -> tandem::Result<Vec<f3
             prefill: Policy::all(Side::Device),
             decode: Policy::all(Side::Host),
             kv,
+            device_experts: 0,
         };
         let placement = Placement { layers: vec![layer; n], ..Placement::all(Side::Host, n, 0) };
         Engine::placed(spec, &m.weights, o, accel, "emulated", "lia", placement, &|_| ())?

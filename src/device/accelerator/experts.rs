@@ -33,10 +33,12 @@ pub struct ExpertRows {
     pub out: DevPtr,
     /// Activations of the shared expert, act `[rows][I of it]`.
     pub shared: DevPtr,
+    /// What the host's experts give ([`ExpertShape::share_bytes`]), of layers whose experts are divided.
+    pub share: DevPtr,
 }
 
 /// Buffers of [`ExpertRows`].
-const BUFFERS: usize = 11;
+const BUFFERS: usize = 12;
 
 /// Alignment of each buffer in bytes.
 const ALIGN: usize = 256;
@@ -60,6 +62,7 @@ impl ExpertRows {
             act * k * e.d_ff,
             WORD * k * d,
             act * e.shared,
+            if e.divided { e.share_bytes(shape) } else { 0 },
         ]
     }
 
@@ -72,12 +75,12 @@ impl ExpertRows {
     /// The buffers from row `first` on, of those for `rows` rows that begin at `base`; `None` for a model without experts.
     pub fn at(base: DevPtr, shape: &Shape, rows: usize, first: usize) -> Option<ExpertRows> {
         let mut next = base;
-        let [logits, gate, ids, weights, places, of_places, groups, x, act, out, shared] =
+        let [logits, gate, ids, weights, places, of_places, groups, x, act, out, shared, share] =
             Self::row_bytes(shape, shape.experts.as_ref()?).map(|bytes| {
                 let here = next;
                 next = next.add((rows * bytes).next_multiple_of(ALIGN));
                 here.add(first * bytes)
             });
-        Some(ExpertRows { logits, gate, ids, weights, places, rows: of_places, groups, x, act, out, shared })
+        Some(ExpertRows { logits, gate, ids, weights, places, rows: of_places, groups, x, act, out, shared, share })
     }
 }

@@ -51,7 +51,7 @@ pub(crate) use self::top::write_top;
 pub use self::top::{TOP_BYTES, TOP_K, top_error, top_of};
 pub use self::weights::{
     EmbedWeight, ExpertWeights, FeedForward, FfnWeights, LayerWeights, LinearSource, LinearWeight,
-    NormWeight, UpWeight,
+    NO_SLOT, NormWeight, UpWeight,
 };
 pub use self::workspace::{PartialRows, Residual, RowBytes, RowSpan, SubBatch, SubBatches, Workspace};
 use super::runtime::{DevPtr, Lane, Runtime};
@@ -198,6 +198,11 @@ pub trait Accelerator: Send + Sync {
     /// delta = W·act + bias. Of experts: Σ weight·(W·act) of the chosen ones, in the order of a row's choices, added to what the
     /// shared one gives.
     fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()>;
+
+    /// Of a layer whose experts are divided: delta += what the host's experts give ([`ExpertRows::share`]), after
+    /// [`Accelerator::ffn_down`], which has computed the sum of the device's. With exact results both are added here, in the order of a
+    /// row's choices.
+    fn add_share(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()>;
 
     /// logits = head(norm(hidden + residual)) of the rows that want logits, soft-capped, each at its place among all
     /// rows of the step that want logits.

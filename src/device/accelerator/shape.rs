@@ -126,9 +126,23 @@ pub struct ExpertShape {
     pub shared: usize,
     /// The factors of the chosen experts' outputs.
     pub weights: RouterWeights,
+    /// Whether the host computes some experts of a layer, whose rows come here.
+    pub divided: bool,
 }
 
 impl ExpertShape {
+    /// The same, divided between the sides.
+    pub fn divided(self) -> ExpertShape {
+        ExpertShape { divided: true, ..self }
+    }
+
+    /// Bytes of what the host's experts give to a row: their sum, f32 `[d]`. With exact results, f32 `[k][d]`, zeros for choices of the
+    /// device's: they are added in the order of the row's choices, whoever computed them.
+    pub fn share_bytes(&self, shape: &Shape) -> usize {
+        let rows = if shape.exact.is_some() { self.used } else { 1 };
+        4 * rows * shape.d_model
+    }
+
     /// The sizes; `None` if no accelerator computes such experts.
     pub fn of(experts: &Experts) -> Option<ExpertShape> {
         let Experts { count, used, d_ff, shared, weights, .. } = *experts;
@@ -138,6 +152,7 @@ impl ExpertShape {
             d_ff,
             shared: shared.unwrap_or(0),
             weights,
+            divided: false,
         })
     }
 }

@@ -100,7 +100,14 @@ pub struct ExpertWeights {
     pub down_stride: usize,
     /// The expert of all rows, and the f32 `[d]` of its gate.
     pub shared: Option<(FfnWeights, DevPtr)>,
+    /// Experts that are here.
+    pub here: usize,
+    /// u32 `[E]`: which of those that are here an expert is, or [`NO_SLOT`], where the host computes it. NULL: all are here.
+    pub slots: DevPtr,
 }
+
+/// What [`ExpertWeights::slots`] has for an expert that is not here.
+pub const NO_SLOT: u32 = u32::MAX;
 
 /// A feed-forward on a device.
 #[derive(Debug, Clone, PartialEq)]
@@ -158,6 +165,17 @@ impl FeedForward {
             FeedForward::Experts(_) | FeedForward::Elsewhere => Err(elsewhere()),
         }
     }
+
+    /// The same of experts.
+    ///
+    /// # Errors
+    /// [`Error::Usage`].
+    pub fn experts(&self) -> Result<&ExpertWeights> {
+        match self {
+            FeedForward::Experts(experts) => Ok(experts),
+            FeedForward::Dense(_) | FeedForward::Elsewhere => Err(elsewhere()),
+        }
+    }
 }
 
 impl LayerWeights {
@@ -189,6 +207,7 @@ impl LayerWeights {
                     up: linear(&e.up),
                     down: linear(&e.down),
                     shared: e.shared.as_ref().map(|(of, gate)| (ffn(of), at(*gate))),
+                    slots: at(e.slots),
                     ..**e
                 })),
                 FeedForward::Elsewhere => FeedForward::Elsewhere,

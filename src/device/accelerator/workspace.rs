@@ -240,6 +240,11 @@ impl Workspace {
         span(self.act, RowBytes::new(shape).act, rows)
     }
 
+    /// Rows that a norm has made: of a feed-forward of experts, their input.
+    pub fn normed_rows(&self, shape: &Shape, rows: &Range<usize>) -> RowSpan {
+        span(self.x, RowBytes::new(shape).x, rows)
+    }
+
     /// Rows of experts from row `row` on; `None` for a model without.
     pub fn expert_rows(&self, shape: &Shape, row: usize) -> Option<ExpertRows> {
         ExpertRows::at(self.experts, shape, self.limits.rows, row)
@@ -391,7 +396,7 @@ mod tests {
     use crate::tensor::Half;
 
     const EXPERTS: ExpertShape =
-        ExpertShape { count: 5, used: 2, d_ff: 32, shared: 16, weights: RouterWeights::OfAll };
+        ExpertShape { count: 5, used: 2, d_ff: 32, shared: 16, weights: RouterWeights::OfAll, divided: true };
 
     fn shape() -> Shape {
         Shape {

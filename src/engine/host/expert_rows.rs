@@ -44,12 +44,15 @@ pub(super) struct Sorted {
     pub parts: Vec<Chosen>,
     /// The row of each place, counted from the operation's first.
     pub rows: Vec<u32>,
-    /// The place of each row's k-th choice.
+    /// The place of each row's k-th choice, or [`NO_PLACE`].
     pub places: Vec<u32>,
     /// Rows of the experts' inputs, with those between the parts.
     pub inputs: usize,
     counts: Vec<u32>,
 }
+
+/// The place of a choice whose expert is computed elsewhere.
+pub(super) const NO_PLACE: u32 = u32::MAX;
 
 /// An expert with rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,11 +72,13 @@ impl Chosen {
 }
 
 impl Sorted {
-    /// Sorts the choices `ids` of rows with `used` each, of `count` experts. Inputs of an expert begin at a multiple of `align`.
-    pub fn sort(&mut self, ids: &[u32], used: usize, count: usize, align: usize) {
+    /// Sorts the choices `ids` of rows with `used` each, of `count` experts. Inputs of an expert begin at a multiple of `align`. Only
+    /// those of `own` experts get places, if some are computed elsewhere; choices that come from there may be any number.
+    pub fn sort(&mut self, ids: &[u32], used: usize, count: usize, align: usize, own: Option<&[bool]>) {
+        let is_own = |e: u32| own.is_none_or(|own| own.get(e as usize).is_some_and(|&own| own));
         self.counts.clear();
         self.counts.resize(count, 0);
-        ids.iter().for_each(|&e| self.counts[e as usize] += 1);
+        ids.iter().filter(|&&e| is_own(e)).for_each(|&e| self.counts[e as usize] += 1);
         self.parts.clear();
         let (mut place, mut input) = (0, 0);
         for (expert, next) in self.counts.iter_mut().enumerate() {
@@ -87,6 +92,10 @@ impl Sorted {
         self.rows.resize(ids.len(), 0);
         self.places.resize(ids.len(), 0);
         for (i, &e) in ids.iter().enumerate() {
+            if !is_own(e) {
+                self.places[i] = NO_PLACE;
+                continue;
+            }
             let next = &mut self.counts[e as usize];
             self.rows[*next as usize] = (i / used) as u32;
             self.places[i] = *next;
@@ -137,6 +146,12 @@ impl ExpertRows {
             self.ids.reserve_exact(places - self.ids.len());
             self.ids.resize(places, 0);
         }
+    }
+
+    /// The choices of `rows` and their weights, for those that were made elsewhere.
+    pub fn choices_mut(&mut self, rows: Range<usize>) -> (&mut [u32], &mut [f32]) {
+        let ids = &mut self.ids[rows.start * self.used..rows.end * self.used];
+        (ids, self.weights.rows_mut(rows))
     }
 
     /// The choices of `rows`.
@@ -190,13 +205,18 @@ mod tests {
             ids in prop::collection::vec(0u32..9, 0..40),
             used in 1usize..4,
             align in prop::sample::select(vec![1usize, 16]),
+            own in prop::option::of(prop::collection::vec(any::<bool>(), 9)),
         ) {
             let ids = &ids[..ids.len() / used * used];
             let mut s = Sorted::default();
-            s.sort(&[5, 5], 1, 9, 1);
-            s.sort(ids, used, 9, align);
+            s.sort(&[5, 5], 1, 9, 1, None);
+            s.sort(ids, used, 9, align, own.as_deref());
             let mut seen = vec![false; ids.len()];
             for (i, &place) in s.places.iter().enumerate() {
+                if own.as_ref().is_some_and(|own| !own[ids[i] as usize]) {
+                    prop_assert_eq!(place, NO_PLACE);
+                    continue;
+                }
                 let part = s.parts.iter().find(|p| (p.place..p.place + p.len).contains(&(place as usize))).unwrap();
                 prop_assert_eq!(part.expert, ids[i] as usize);
                 prop_assert_eq!(s.rows[place as usize] as usize, i / used);

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use super::expert_rows::{ExpertRows, Sorted};
+use super::expert_rows::{ExpertRows, NO_PLACE, Sorted};
 use super::ffn::activate;
 use super::{HostContext, HostWorkspace, each_row};
 use crate::engine::prepare::{Mixture, Mlp};
@@ -24,11 +24,72 @@ impl HostContext<'_> {
         let HostWorkspace { acts, experts, .. } = ws;
         let e = experts.as_mut().expect("a workspace of a model with experts");
         self.choose(acts, e, m, rows.clone());
-        self.sort(e, m, rows.clone());
+        self.sort(e, m, rows.clone(), None);
         if let Some(shared) = &m.shared {
             let (act, up) = (e.shared_act.rows_mut(rows.clone()), e.shared_up.rows_mut(rows.clone()));
             self.activations(&shared.mlp, acts, act, up);
         }
+        self.chosen_up(acts, e, m, rows);
+    }
+
+    /// delta = Σ weight · W·act of the chosen experts, plus what the shared one gives.
+    pub(super) fn experts_down(&self, ws: &mut HostWorkspace, m: &Mixture, rows: Range<usize>) {
+        let HostWorkspace { acts, delta, experts, .. } = ws;
+        let e = experts.as_mut().expect("a workspace of a model with experts");
+        // The rows of the activations before: the places are the same.
+        self.sort(e, m, rows.clone(), None);
+        if let Some(shared) = &m.shared {
+            let out = Out { w: &shared.mlp.down, ldo: delta.width(), out: delta.rows_mut(rows.clone()) };
+            linear_rows(self.pool, self.host.mode, e.shared_act.view(rows.clone()), acts, &mut [out]);
+        }
+        self.chosen_down(e, m, rows.clone());
+        let gate = m.shared.as_ref().map(|_| e.gate.rows(rows.clone()));
+        self.add_chosen(e, m, rows.clone(), delta.view_mut(rows), &|r, delta| match gate {
+            Some(gate) => {
+                let g = 1.0 / (1.0 + (-gate[r]).exp());
+                delta.iter_mut().for_each(|x| *x *= g);
+            }
+            None => delta.fill(0.0),
+        });
+    }
+
+    /// delta = Σ weight · what those of the chosen experts give that are `own`, of rows that the device routes: their normed inputs
+    /// are in `delta`, choices and weights in their places.
+    pub(in crate::engine) fn own_experts(&self, ws: &mut HostWorkspace, m: &Mixture, own: &[bool], rows: Range<usize>) {
+        let HostWorkspace { acts, delta, experts, .. } = ws;
+        let e = experts.as_mut().expect("a workspace of a model with experts");
+        let d = delta.width();
+        acts.reset(rows.len(), d).copy_from_slice(delta.rows(rows.clone()));
+        self.sort(e, m, rows.clone(), Some(own));
+        self.chosen_up(acts, e, m, rows.clone());
+        self.chosen_down(e, m, rows.clone());
+        self.add_chosen(e, m, rows.clone(), delta.view_mut(rows), &|_, delta| delta.fill(0.0));
+    }
+
+    /// What the chosen experts that are `own` give after [`HostContext::own_experts`], f32 `[rows][k][d]` in the order of choices, with
+    /// zeros for the others.
+    pub(in crate::engine) fn own_outputs(
+        &self,
+        ws: &mut HostWorkspace,
+        m: &Mixture,
+        own: &[bool],
+        rows: Range<usize>,
+    ) -> Vec<f32> {
+        let e = ws.experts.as_mut().expect("a workspace of a model with experts");
+        // Other rows may have been sorted since.
+        self.sort(e, m, rows.clone(), Some(own));
+        let (d, out) = (ws.delta.width(), e.out.rows(rows));
+        let mut all = vec![0.0; e.sorted.places.len() * d];
+        for (to, &place) in all.chunks_exact_mut(d).zip(&e.sorted.places) {
+            if place != NO_PLACE {
+                to.copy_from_slice(&out[place as usize * d..][..d]);
+            }
+        }
+        all
+    }
+
+    /// act = activations of the chosen experts of `rows`, sorted before, whose normed inputs are `acts`.
+    fn chosen_up(&self, acts: &mut Acts, e: &mut ExpertRows, m: &Mixture, rows: Range<usize>) {
         let ExpertRows { act, up, inputs, sorted, .. } = e;
         // A single row is everybody's input.
         let single = rows.len() == 1;
@@ -54,21 +115,12 @@ impl HostContext<'_> {
         }
     }
 
-    /// delta = Σ weight · W·act of the chosen experts, plus what the shared one gives.
-    pub(super) fn experts_down(&self, ws: &mut HostWorkspace, m: &Mixture, rows: Range<usize>) {
-        let HostWorkspace { acts, delta, experts, .. } = ws;
-        let e = experts.as_mut().expect("a workspace of a model with experts");
-        // The rows of the activations before: the places are the same.
-        self.sort(e, m, rows.clone());
-        if let Some(shared) = &m.shared {
-            let out = Out { w: &shared.mlp.down, ldo: delta.width(), out: delta.rows_mut(rows.clone()) };
-            linear_rows(self.pool, self.host.mode, e.shared_act.view(rows.clone()), acts, &mut [out]);
-        }
-        let used = m.used;
-        let ExpertRows { weights, gate, act, out, inputs, sorted, .. } = e;
-        let width = act.width() / used;
+    /// out = W·act of the chosen experts of `rows`, sorted before.
+    fn chosen_down(&self, e: &mut ExpertRows, m: &Mixture, rows: Range<usize>) {
+        let ExpertRows { act, out, inputs, sorted, .. } = e;
+        let width = act.width() / m.used;
         self.spread(act.rows(rows.clone()), width, inputs, sorted);
-        let mut rest = out.rows_mut(rows.clone());
+        let mut rest = out.rows_mut(rows);
         let mut parts: Vec<Part<'_>> = Vec::with_capacity(sorted.parts.len());
         for part in &sorted.parts {
             let w = &m.experts[part.expert].down;
@@ -76,19 +128,28 @@ impl HostContext<'_> {
             parts.push(Part { w, second: None, rows: part.inputs(), out });
         }
         linear_parts(self.pool, self.host.mode, inputs, &mut parts, &|_, _| ());
-        let d = delta.width();
-        let (out, weights) = (out.rows(rows.clone()), weights.rows(rows.clone()));
-        let gate = m.shared.as_ref().map(|_| gate.rows(rows.clone()));
-        each_row(self.pool, delta.view_mut(rows), used * d, |r, delta| {
-            match gate {
-                Some(gate) => {
-                    let g = 1.0 / (1.0 + (-gate[r]).exp());
-                    delta.iter_mut().for_each(|x| *x *= g);
-                }
-                None => delta.fill(0.0),
-            }
+    }
+
+    /// delta = `begin`, then + weight · out of each choice that has a place, in their order.
+    fn add_chosen(
+        &self,
+        e: &ExpertRows,
+        m: &Mixture,
+        rows: Range<usize>,
+        delta: RowsMut<'_>,
+        begin: &(dyn Fn(usize, &mut [f32]) + Sync),
+    ) {
+        let (used, sorted) = (m.used, &e.sorted);
+        let (out, weights) = (e.out.rows(rows.clone()), e.weights.rows(rows));
+        let d = out.len() / sorted.places.len().max(1);
+        each_row(self.pool, delta, used * d, |r, delta| {
+            begin(r, delta);
             for i in r * used..(r + 1) * used {
-                let (w, at) = (weights[i], sorted.places[i] as usize * d);
+                let (w, place) = (weights[i], sorted.places[i]);
+                if place == NO_PLACE {
+                    continue;
+                }
+                let at = place as usize * d;
                 for (x, y) in delta.iter_mut().zip(&out[at..at + d]) {
                     *x += w * y;
                 }
@@ -122,9 +183,9 @@ impl HostContext<'_> {
         self.model.spec.experts.as_ref().map_or(RouterWeights::OfAll, |e: &Experts| e.weights)
     }
 
-    fn sort(&self, e: &mut ExpertRows, m: &Mixture, rows: Range<usize>) {
+    fn sort(&self, e: &mut ExpertRows, m: &Mixture, rows: Range<usize>, own: Option<&[bool]>) {
         let mut sorted = std::mem::take(&mut e.sorted);
-        sorted.sort(e.ids(rows), m.used, m.experts.len(), Linear::part_alignment(self.host.isa));
+        sorted.sort(e.ids(rows), m.used, m.experts.len(), Linear::part_alignment(self.host.isa), own);
         e.sorted = sorted;
     }
 

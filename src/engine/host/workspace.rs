@@ -61,6 +61,11 @@ impl HostWorkspace {
         }
     }
 
+    /// The chosen experts of `rows` and their weights, k each, of a model with experts: for choices that were made elsewhere.
+    pub(in crate::engine) fn choices_mut(&mut self, rows: std::ops::Range<usize>) -> (&mut [u32], &mut [f32]) {
+        self.experts.as_mut().expect("a workspace of a model with experts").choices_mut(rows)
+    }
+
     /// Bytes of the inputs of experts in steps of up to `rows` rows; `types`: those of the first and of the second matrices.
     pub(in crate::engine) fn expert_inputs_bytes(
         spec: &ModelSpec,

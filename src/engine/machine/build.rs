@@ -13,11 +13,11 @@ use super::host::{HostHalf, HostPart};
 use super::host_pages::host_pages;
 use super::lane::Started;
 use super::lowered::Programs;
-use super::sizes::{Sizes, computes_on_host};
+use super::sizes::Sizes;
 use super::work::HostWork;
 use super::{HostSide, RealMachine, Where, load};
 use crate::cache::{KvGeometry, PagePool};
-use crate::device::{Accelerator, Clock, KernelNeeds, Pinned, RowBytes, load_kernels_beside};
+use crate::device::{Accelerator, Clock, KernelNeeds, Pinned, load_kernels_beside};
 use crate::engine::host::HostWorkspace;
 use crate::engine::kv::{KvPages, KvStore, Pager, Sides, Ways};
 use crate::engine::memory::{Memory, geometry};
@@ -72,7 +72,7 @@ impl RealMachine {
         let spare = allowed_cores() > threads && accel.runtime().info().driver > 0;
         let active_wait = spare.then(|| pool.active_wait());
         let units = Units {
-            layers: placement.layers.iter().map(computes_on_host).collect(),
+            layers: placement.layers.iter().map(LayerPlacement::computes_on_host).collect(),
             head: placement.head == Side::Host,
             node: options.weights_node.clone(),
         };
@@ -134,18 +134,18 @@ impl RealMachine {
                 let parts = device.parts.iter().map(part).collect();
                 let shape = Some(sizes.shape.clone());
                 let half =
-                    HostHalf::new(spec, options, model, pool, (kv, far), places.clone(), parts, shape)?;
+                    HostHalf::new(spec, options, model, pool, (kv, far), places.clone(), parts, shape)?
+                        .dividing(&placement);
                 isa = format!("{isa}, cpu {}", half.isa().name());
                 bytes_per_step += half.bytes_per_step();
                 Some(HostSide::Lane(lane.serve(half, runtime.clone(), active_wait)))
             }
         };
 
-        let row = RowBytes::new(&sizes.shape);
         let sub_batches = 0..sizes.sub_batches as u8;
         let areas: HashMap<_, _> = sub_batches
             .flat_map(|b| cargo.iter().map(move |&(what, to)| (b, what, to)))
-            .map(|key| (key, key.1.row_bytes(&row) * sizes.limits.rows))
+            .map(|key| (key, key.1.row_bytes(&sizes.shape) * sizes.limits.rows))
             .collect();
         let areas = Areas::new(&runtime, &areas)?;
         runtime.synchronize_all()?;

@@ -27,27 +27,43 @@ pub(super) enum What {
     Qkv,
     Attn,
     Act,
+    /// Normed rows.
+    Normed,
+    /// The chosen experts of rows.
+    Ids,
+    /// Their weights.
+    Weights,
+    /// What the host's experts give.
+    Share,
 }
 
 impl What {
-    pub fn of(cargo: Cargo) -> What {
+    /// What crosses as this cargo, a copy each.
+    pub fn of(cargo: Cargo) -> &'static [What] {
         match cargo {
-            Cargo::Hidden { .. } => What::Hidden,
-            Cargo::Delta { .. } => What::Delta,
-            Cargo::Qkv => What::Qkv,
-            Cargo::Attn => What::Attn,
-            Cargo::Act => What::Act,
+            Cargo::Hidden { .. } => &[What::Hidden],
+            Cargo::Delta { .. } => &[What::Delta],
+            Cargo::Qkv => &[What::Qkv],
+            Cargo::Attn => &[What::Attn],
+            Cargo::Act => &[What::Act],
+            Cargo::Choices => &[What::Normed, What::Ids, What::Weights],
+            Cargo::Share => &[What::Share],
         }
     }
 
-    /// Bytes of one row of this cargo on the link.
-    pub fn row_bytes(self, row: &RowBytes) -> usize {
+    /// Bytes of one row of it on the link.
+    pub fn row_bytes(self, shape: &Shape) -> usize {
+        let row = RowBytes::new(shape);
+        let choices = shape.experts.map_or(0, |e| 4 * e.used);
         match self {
             What::Hidden => row.hidden,
             What::Delta => row.delta,
             What::Qkv => row.qkv,
             What::Attn => row.attn,
             What::Act => row.act,
+            What::Normed => row.x,
+            What::Ids | What::Weights => choices,
+            What::Share => shape.experts.map_or(0, |e| e.share_bytes(shape)),
         }
     }
 
@@ -59,6 +75,16 @@ impl What {
             What::Qkv => ws.qkv_rows(shape, rows),
             What::Attn => ws.attn_rows(shape, rows),
             What::Act => ws.act_rows(shape, rows),
+            What::Normed => ws.normed_rows(shape, rows),
+            What::Ids | What::Weights | What::Share => {
+                let of = ws.expert_rows(shape, rows.start).expect("rows of a model with experts");
+                let ptr = match self {
+                    What::Ids => of.ids,
+                    What::Weights => of.weights,
+                    _ => of.share,
+                };
+                RowSpan { ptr, bytes: rows.len() * self.row_bytes(shape) }
+            }
         }
     }
 }
@@ -89,10 +115,11 @@ pub(super) fn cargo(placement: &Placement, pages_move: bool) -> Result<Vec<(What
         };
         for op in lower(placement, &Iteration::serial(vec![group], true))?.ops {
             if let Kind::Carry { cargo, to } = op.kind {
-                let key = (What::of(cargo), to);
                 // The residual still to be added crosses, too.
-                if !found.contains(&key) {
-                    found.push(key);
+                for key in What::of(cargo).iter().map(|&what| (what, to)) {
+                    if !found.contains(&key) {
+                        found.push(key);
+                    }
                 }
                 debug_assert!(!matches!(cargo, Cargo::Qkv) || to == Side::Device);
             }
@@ -235,7 +262,28 @@ impl Place {
             What::Delta => take_f32(bytes, ws.delta.rows_mut(rows)),
             What::Attn => take_act(shape, bytes, ws.attn.rows_mut(rows)),
             What::Act => take_act(shape, bytes, ws.act.rows_mut(rows)),
+            // The device has the residual stream, and what is added to it.
+            What::Normed => take_act(shape, bytes, ws.delta.rows_mut(rows)),
+            What::Ids => {
+                let to = ws.choices_mut(rows).0;
+                for (to, x) in to.iter_mut().zip(bytes.chunks_exact(4)) {
+                    *to = u32::from_le_bytes([x[0], x[1], x[2], x[3]]);
+                }
+            }
+            What::Weights => take_f32(bytes, ws.choices_mut(rows).1),
+            What::Share => unreachable!("what the host's experts give goes to the device"),
             What::Qkv => unreachable!("queries, keys and values come to the host through the mailbox"),
+        }
+    }
+
+    /// The bytes of the place.
+    ///
+    /// # Safety
+    /// As [`Place::fill`].
+    pub unsafe fn bytes_mut(&self) -> &mut [u8] {
+        // SAFETY: inside the memory, and nobody else touches it: the caller's promise.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.memory.host().add(self.bytes.start), self.bytes.len())
         }
     }
 
@@ -244,15 +292,16 @@ impl Place {
     /// # Safety
     /// No copy of these bytes is in flight, and no other job has them.
     pub unsafe fn fill(&self, ws: &HostWorkspace, what: What, shape: &Shape, rows: Range<usize>) {
-        // SAFETY: inside the memory, and nobody else touches it: the caller's promise.
-        let bytes = unsafe {
-            std::slice::from_raw_parts_mut(self.memory.host().add(self.bytes.start), self.bytes.len())
-        };
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { self.bytes_mut() };
         match what {
             What::Hidden => put_f32(ws.hidden.rows(rows), bytes),
             What::Delta => put_f32(ws.delta.rows(rows), bytes),
             What::Attn => put_act(shape, ws.attn.rows(rows), bytes),
             What::Act => put_act(shape, ws.act.rows(rows), bytes),
+            What::Normed | What::Ids | What::Weights => unreachable!("choices go to the host"),
+            // Their sum: `HostContext::own_experts` leaves it there.
+            What::Share => put_f32(ws.delta.rows(rows), bytes),
             What::Qkv => {
                 let (qd, kvd) = (shape.q_dim(), shape.kv_dim());
                 for (r, row) in rows.zip(bytes.chunks_exact_mut(4 * shape.qkv_dim())) {
@@ -266,7 +315,7 @@ impl Place {
 }
 
 /// Writes f32 unchanged.
-fn put_f32(from: &[f32], to: &mut [u8]) {
+pub(super) fn put_f32(from: &[f32], to: &mut [u8]) {
     for (to, x) in to.chunks_exact_mut(4).zip(from) {
         to.copy_from_slice(&x.to_le_bytes());
     }

@@ -249,13 +249,16 @@ impl DeviceHalf {
                 accel.ffn_up(&cx, &self.weights(l)?, residual, rows)
             }
             Kind::FfnDown => accel.ffn_down(&cx, &self.weights(l)?, rows),
+            Kind::AddShare => accel.add_share(&cx, &self.weights(l)?, rows),
             Kind::Head { add } => {
                 let residual = added(self, add, self.layers.len().checked_sub(1), Sublayer::Down);
                 let (norm, head) = self.head.as_ref().expect("a head here");
                 accel.logits(&cx, *norm, head, residual, rows)
             }
             Kind::Pick => accel.argmax(&cx, rows),
-            Kind::Carry { .. } | Kind::Stream { .. } | Kind::Join => unreachable!("not of this lane"),
+            Kind::Carry { .. } | Kind::Stream { .. } | Kind::Join | Kind::Experts => {
+                unreachable!("not of this lane")
+            }
             Kind::PageOut { .. } | Kind::PageIn { .. } => unreachable!("not of this lane"),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::carry::{Place, What};
+use super::carry::{Place, What, put_f32};
 use super::device::rows_of;
 use super::mail::{Letters, Mail};
 use super::parts::PartMail;
@@ -14,7 +14,7 @@ use crate::engine::options::Options;
 use crate::engine::prepare::Prepared;
 use crate::host::Pool;
 use crate::model::ModelSpec;
-use crate::program::{Cargo, Kind, Op, Part, Sublayer};
+use crate::program::{Cargo, Kind, Op, Part, Placement, Sublayer};
 use crate::simd::Isa;
 use crate::simd::attention::AttnOut;
 
@@ -29,6 +29,8 @@ pub(super) struct HostHalf {
     far: Option<PagePool>,
     /// For each layer, whether its keys and values are on the device, and its place among the layers of that side.
     places: Vec<(bool, usize)>,
+    /// For each layer whose experts are divided, which of them are the host's.
+    own_experts: Vec<Option<Vec<bool>>>,
     /// The sub-batches.
     pub parts: Vec<HostPart>,
     /// The model's shape on the device, if there is one.
@@ -96,6 +98,7 @@ impl HostHalf {
             host,
             kv,
             far,
+            own_experts: vec![None; places.len()],
             places,
             parts,
             shape,
@@ -106,6 +109,19 @@ impl HostHalf {
             #[cfg(test)]
             delay: std::time::Duration::ZERO,
         })
+    }
+
+    /// The same for a placement that may divide experts: those that the device has not are the host's.
+    pub fn dividing(mut self, placement: &Placement) -> HostHalf {
+        let spec = self.model.spec();
+        let of = |l: usize| {
+            let count = spec.experts_of(l).map_or(0, |e| e.count);
+            let mut own = vec![true; count];
+            placement.device_experts(l, count).iter().for_each(|&e| own[e as usize] = false);
+            placement.layers[l].is_divided().then_some(own)
+        };
+        self.own_experts = (0..placement.layers.len()).map(of).collect();
+        self
     }
 
     pub fn isa(&self) -> Isa {
@@ -175,7 +191,7 @@ impl HostHalf {
             let sleeps = [0, 0, 200, 1000, 5000][(*state >> 33) as usize % 5];
             std::thread::sleep(std::time::Duration::from_micros(sleeps));
         }
-        let HostHalf { model, pool, host, kv, far, places, parts, shape, .. } = self;
+        let HostHalf { model, pool, host, kv, far, places, own_experts, parts, shape, .. } = self;
         let HostPart { ws, step, far_step, wanted, compact, picked, mailbox, parts } =
             &mut parts[op.sub_batch as usize];
         let mail = letters.as_ref().map(|letters| Mail {
@@ -251,6 +267,10 @@ impl HostHalf {
             Kind::OutProj => cx.out_proj(ws, model.layer(l), rows),
             Kind::FfnUp { add } => cx.ffn_up(ws, model.layer(l), of(Some(l), Sublayer::Out, add), rows),
             Kind::FfnDown => cx.ffn_down(ws, model.layer(l), rows),
+            Kind::Experts => {
+                let own = own_experts[l].as_ref().expect("a layer whose experts are divided");
+                cx.own_experts(ws, model.layer(l).mixture().expect("a layer of experts"), own, rows);
+            }
             Kind::Head { add } => {
                 let residual = || of(model.spec().n_layers.checked_sub(1), Sublayer::Down, add);
                 if *compact {
@@ -298,18 +318,27 @@ impl HostHalf {
             self.settle(b, layer, of, rows.clone());
         }
         let shape = self.shape.as_ref().expect("rows for a device");
+        let ws = &mut self.parts[b].ws;
+        let &[what] = What::of(cargo) else { unreachable!("{cargo:?} goes to the host") };
+        if let (Cargo::Share, Some(_)) = (cargo, shape.exact) {
+            let (cx, own) = (self.host.with(&self.model, &self.pool), self.own_experts[layer].as_ref());
+            let m = self.model.layer(layer).mixture().expect("a layer of experts");
+            let outputs = cx.own_outputs(ws, m, own.expect("a layer whose experts are divided"), rows);
+            // SAFETY: the caller's promise.
+            return put_f32(&outputs, unsafe { place.bytes_mut() });
+        }
         // SAFETY: the caller's promise.
-        unsafe { place.fill(&self.parts[b].ws, What::of(cargo), shape, rows) };
+        unsafe { place.fill(ws, what, shape, rows) };
     }
 
     /// Takes rows of `op`, a transfer to the host, from where they have arrived.
     ///
     /// # Safety
     /// As [`Place::take`].
-    pub unsafe fn land(&mut self, op: &Op, cargo: Cargo, place: &Place) {
+    pub unsafe fn land(&mut self, op: &Op, what: What, place: &Place) {
         let shape = self.shape.as_ref().expect("rows of a device");
         // SAFETY: the caller's promise.
-        unsafe { place.take(&mut self.parts[op.sub_batch as usize].ws, What::of(cargo), shape, rows_of(op)) };
+        unsafe { place.take(&mut self.parts[op.sub_batch as usize].ws, what, shape, rows_of(op)) };
     }
 }
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use super::carry::{AreaKey, What};
+use super::carry::{AreaKey, Place, What};
 use super::chain::{Chain, Turn};
 use super::device::{lane, rows_of};
 use super::host::HostHalf;
@@ -118,31 +118,32 @@ impl RealMachine {
             self.works(op.unit)?;
         }
         let begun = self.trace.as_ref().map(|_| runtime.record_timed(lane(op.unit))).transpose()?;
-        let mut place = None;
+        let mut arrived = None;
         match op.kind {
             Kind::Stream { .. } => self.device_mut().fetch(op.layer.unwrap_or_default() as usize)?,
             Kind::Carry { cargo, to: Side::Device } => self.send(op, cargo)?,
-            Kind::Carry { cargo, to: Side::Host } => place = Some(self.fetch(op, cargo, issue)?),
+            Kind::Carry { cargo, to: Side::Host } => arrived = Some(self.fetch(op, cargo, issue)?),
             Kind::PageIn { .. } | Kind::PageOut { .. } => self.pages_of(op, parts, issue.moved)?,
             _ => self.enqueue(lowered, at, n, issue)?,
         }
         if let (Some(trace), Some(begun)) = (&mut self.trace, begun) {
             trace.enqueued(at, op, lowered.cohort(op), begun, &*runtime)?;
         }
-        if place.is_some() {
+        if arrived.is_some() {
             issue.events[at] = Some(runtime.record(lane(op.unit))?);
         } else {
             self.issued(lowered, at..at + n, issue)?;
         }
-        if let (Some(place), Kind::Carry { cargo, .. }) = (place, op.kind) {
-            let key = area(op, cargo, Side::Host);
-            let bytes = self.area_bytes(op, cargo);
+        if let (Some(places), Kind::Carry { cargo, .. }) = (arrived, op.kind) {
             let (after, events) = (tickets(lowered, at, issue), issue.events[at].iter().cloned().collect());
             let program = lowered.clone();
-            let work = HostWork::copy(bytes.len());
+            let bytes = |&what: &What| self.area_bytes(op, what).len();
+            let work = HostWork::copy(What::of(cargo).iter().map(bytes).sum());
             let job = self.make_job((at, op), events, after, work, move |half| {
-                // SAFETY: the job waits for the copy, so it is done, and the next copy waits for this job.
-                unsafe { half.land(&program.program.ops[at], cargo, &place) };
+                for (what, place) in &places {
+                    // SAFETY: the job waits for the copies, so they are done, and the next ones wait for this job.
+                    unsafe { half.land(&program.program.ops[at], *what, place) };
+                }
                 Ok(())
             });
             // A cohort goes on to the host's layers; for a head on the host the step waits.
@@ -152,7 +153,10 @@ impl RealMachine {
                 false => self.lane_mut().give(job),
             };
             issue.jobs[at] = Some(job);
-            self.areas_mut().lands(key, bytes, job)?;
+            for &what in What::of(cargo) {
+                let bytes = self.area_bytes(op, what);
+                self.areas_mut().lands(area(op, what, Side::Host), bytes, job)?;
+            }
         }
         Ok(n)
     }
@@ -330,9 +334,10 @@ impl RealMachine {
     /// The host's half of a transfer to the device, up to its end.
     fn fill(&mut self, lowered: &Arc<Lowered>, at: usize, cargo: Cargo, issue: &mut Issue<'_>) -> Result<()> {
         let op = &lowered.program.ops[at];
-        let bytes = self.area_bytes(op, cargo);
+        let what = one(cargo);
+        let bytes = self.area_bytes(op, what);
         let work = HostWork::copy(bytes.len());
-        let (place, busy) = self.areas_mut().place_to_fill(area(op, cargo, Side::Device), bytes)?;
+        let (place, busy) = self.areas_mut().place_to_fill(area(op, what, Side::Device), bytes)?;
         let after = tickets(lowered, at, issue);
         let program = lowered.clone();
         let job = self.job((at, op), busy.into_iter().collect(), after, work, move |half| {
@@ -348,18 +353,21 @@ impl RealMachine {
 
     /// Enqueues the copy of a transfer to the device.
     fn send(&mut self, op: &Op, cargo: Cargo) -> Result<()> {
-        let bytes = self.area_bytes(op, cargo);
+        let what = one(cargo);
+        let bytes = self.area_bytes(op, what);
         let d = self.device();
-        let span = What::of(cargo).span(&d.parts[op.sub_batch as usize].ws, &d.shape, &rows_of(op));
-        self.areas_mut().send(area(op, cargo, Side::Device), bytes, span)
+        let span = what.span(&d.parts[op.sub_batch as usize].ws, &d.shape, &rows_of(op));
+        self.areas_mut().send(area(op, what, Side::Device), bytes, span)
     }
 
-    /// Enqueues the copy of a transfer to the host; returns where the rows arrive.
-    fn fetch(&mut self, op: &Op, cargo: Cargo, issue: &Issue<'_>) -> Result<super::carry::Place> {
-        let (key, bytes) = (area(op, cargo, Side::Host), self.area_bytes(op, cargo));
-        for job in self.areas_mut().landings(key, &bytes)? {
-            self.rests(&Lane::ALL)?;
-            self.lane().wait(job)?;
+    /// Enqueues the copies of a transfer to the host; returns where the rows arrive.
+    fn fetch(&mut self, op: &Op, cargo: Cargo, issue: &Issue<'_>) -> Result<Vec<(What, Place)>> {
+        for &what in What::of(cargo) {
+            let (key, bytes) = (area(op, what, Side::Host), self.area_bytes(op, what));
+            for job in self.areas_mut().landings(key, &bytes)? {
+                self.rests(&Lane::ALL)?;
+                self.lane().wait(job)?;
+            }
         }
         let (b, layer, rows) = (op.sub_batch as usize, op.layer.unwrap_or_default() as usize, rows_of(op));
         if let Cargo::Hidden { pending: Some(of) } = cargo {
@@ -368,11 +376,16 @@ impl RealMachine {
         }
         let d = self.device();
         // The operation that computed the rows is on the compute lane.
-        let (runtime, span) = (d.runtime.clone(), What::of(cargo).span(&d.parts[b].ws, &d.shape, &rows));
+        let span = |&what: &What| (what, what.span(&d.parts[b].ws, &d.shape, &rows));
+        let (runtime, spans) = (d.runtime.clone(), What::of(cargo).iter().map(span).collect::<Vec<_>>());
         self.rests(&[Lane::DeviceToHost])?;
         runtime.wait(Lane::DeviceToHost, &runtime.record(Lane::Compute)?)?;
         self.works(Unit::D2h)?;
-        self.areas_mut().fetch(key, bytes, span)
+        let copy = |(what, span)| {
+            let bytes = self.area_bytes(op, what);
+            Ok((what, self.areas_mut().fetch(area(op, what, Side::Host), bytes, span)?))
+        };
+        spans.into_iter().map(copy).collect()
     }
 
     /// Enqueues copies of pages that change sides, or of a layer's pages to or from staging memory.
@@ -410,9 +423,10 @@ impl RealMachine {
     pub(super) fn hand_over(&mut self, op: &Op) -> Result<HostJob<HostHalf>> {
         let cargo = Cargo::Hidden { pending: Some(Sublayer::Down) };
         let op = Op { kind: Kind::Carry { cargo, to: Side::Device }, unit: Unit::H2d, ..op.clone() };
-        let bytes = self.area_bytes(&op, cargo);
+        let what = one(cargo);
+        let bytes = self.area_bytes(&op, what);
         let work = HostWork::copy(bytes.len());
-        let (place, busy) = self.areas_mut().place_to_fill(area(&op, cargo, Side::Device), bytes)?;
+        let (place, busy) = self.areas_mut().place_to_fill(area(&op, what, Side::Device), bytes)?;
         Ok(self.make_job((NONE, &op.clone()), busy.into_iter().collect(), vec![], work, move |half| {
             // SAFETY: the job waits for the last copy from there, so it is done, and the next is enqueued when the
             // cohort joins.
@@ -422,10 +436,9 @@ impl RealMachine {
     }
 
     /// The bytes of an area that the rows of a transfer occupy.
-    fn area_bytes(&self, op: &Op, cargo: Cargo) -> Range<usize> {
-        let (d, rows) = (self.device(), rows_of(op));
-        let bytes = |rows| What::of(cargo).span(&d.parts[op.sub_batch as usize].ws, &d.shape, &rows).bytes;
-        bytes(0..rows.start)..bytes(0..rows.end)
+    fn area_bytes(&self, op: &Op, what: What) -> Range<usize> {
+        let (row, rows) = (what.row_bytes(&self.device().shape), rows_of(op));
+        rows.start * row..rows.end * row
     }
 
     fn job(
@@ -525,8 +538,16 @@ pub(super) fn lists<'a>(modes: &[Mode], op: &Op, lists: &'a [PartLists]) -> &'a 
     &found.expect("lists for every way of attending").1
 }
 
-fn area(op: &Op, cargo: Cargo, to: Side) -> AreaKey {
-    (op.sub_batch, What::of(cargo), to)
+fn area(op: &Op, what: What, to: Side) -> AreaKey {
+    (op.sub_batch, what, to)
+}
+
+/// What crosses to the device as this cargo: one copy.
+fn one(cargo: Cargo) -> What {
+    match What::of(cargo) {
+        &[what] => what,
+        _ => unreachable!("{cargo:?} goes to the host"),
+    }
 }
 
 fn through_mailbox(op: &Op) -> bool {

@@ -6,13 +6,18 @@ use super::device::{DeviceHalf, DevicePart, FarStream, Staying, Weights as Layer
 use super::mode::distinct;
 use super::parts::PartMail;
 use super::sizes::Sizes;
-use crate::device::{Accelerator, Buffer, DevPtr, Lane, Mailbox, PartialRows, RowBytes, Workspace};
+use crate::device::{Accelerator, Buffer, DevPtr, Lane, Mailbox, PartialRows, RowBytes, Shape, Workspace};
 use crate::engine::options::Options;
-use crate::engine::weights::{LayerImage, LayerStream, Upload, head_matrix_bytes};
+use crate::engine::weights::{LayerImage, LayerLayout, LayerStream, Upload, head_matrix_bytes};
 use crate::host::Pool;
 use crate::model::{ModelSpec, Weights};
 use crate::program::{Placement, Residence, Side};
 use crate::{Error, Result};
+
+/// Experts of a layer.
+fn experts_of(spec: &ModelSpec, layer: usize) -> usize {
+    spec.experts_of(layer).map_or(0, |e| e.count)
+}
 
 /// Loads the device's half of a placement that fits.
 ///
@@ -42,6 +47,15 @@ pub(super) fn device(
         layers.push(match layer.weights {
             Residence::Host => LayerOnDevice::Absent(Box::new(layout.clone()), rope),
             Residence::Device | Residence::Both => {
+                let some = match layer.is_divided() {
+                    true => {
+                        let experts = placement.device_experts(layout.layer, experts_of(spec, layout.layer));
+                        let (weights, act) = (upload.source().weights, sizes.shape.act);
+                        Some(LayerLayout::with_experts(&**accel, spec, weights, layout.layer, act, &experts)?)
+                    }
+                    false => None,
+                };
+                let layout = some.as_ref().unwrap_or(layout);
                 bytes_per_step += layout.matrix_bytes(spec);
                 LayerOnDevice::Resident(layout.at(upload.layer(layout)?, rope))
             }
@@ -138,7 +152,8 @@ pub(super) fn device(
     Ok(DeviceHalf {
         accel: accel.clone(),
         runtime: runtime.clone(),
-        shape: sizes.shape.clone(),
+        // The workspace's rows of experts are laid out by it.
+        shape: Shape { experts: shape.experts.or(sizes.shape.experts), ..sizes.shape.clone() },
         parts: sub_batches,
         limits: sizes.limits,
         layers,

@@ -7,7 +7,7 @@ use super::parts::PartMail;
 use super::segments::GRAPH_ROWS;
 use crate::cache::KvGeometry;
 use crate::device::{
-    Accelerator, KernelNeeds, Limits, LinearWeight, Mailbox, RowBytes, Shape, Workspace, load_kernels,
+    Accelerator, ExpertShape, KernelNeeds, Limits, LinearWeight, Mailbox, RowBytes, Shape, Workspace, load_kernels,
 };
 use crate::engine::kv::{Pager, Sides};
 use crate::engine::memory::Memory;
@@ -62,8 +62,8 @@ pub struct Sizes {
     rope: u64,
     /// Bytes of a streamed layer that stay on the device.
     post_norms: u64,
-    /// Bytes of the activations, without rows of experts and with them.
-    activations: [u64; 2],
+    /// Bytes of the activations: without rows of experts, with them, and with those of layers whose experts are divided.
+    activations: [u64; 3],
     lists: u64,
     /// Memory on the host; its weights are only those that are always there.
     host: Memory,
@@ -145,7 +145,12 @@ impl Sizes {
             ],
             rope: rope_bytes(spec, options.context),
             post_norms: post_norm_bytes(spec),
-            activations: [&Shape { experts: None, ..shape.clone() }, &shape].map(activations),
+            activations: [
+                &Shape { experts: None, ..shape.clone() },
+                &shape,
+                &Shape { experts: shape.experts.map(ExpertShape::divided), ..shape.clone() },
+            ]
+            .map(activations),
             granule,
             lists: takes(granule, rounded(accel.step_bytes(&shape, &limits))),
             host: Memory { weights: rest, ..Memory::plan(spec, weights, options, threads)? },
@@ -195,7 +200,11 @@ impl Sizes {
 
     /// The shape of a placement's steps on the device: without experts if the host computes all of them.
     pub(super) fn shape(&self, placement: &Placement) -> Shape {
-        let experts = self.shape.experts.filter(|_| self.has_experts_on_device(placement));
+        let experts = match self.rows_of_experts(placement) {
+            0 => None,
+            1 => self.shape.experts,
+            _ => self.shape.experts.map(ExpertShape::divided),
+        };
         Shape { experts, ..self.shape.clone() }
     }
 
@@ -209,9 +218,13 @@ impl Sizes {
         self.bare.get(layer).is_some_and(Option::is_some)
     }
 
-    fn has_experts_on_device(&self, placement: &Placement) -> bool {
-        let mut layers = placement.layers.iter().enumerate();
-        layers.any(|(l, at)| self.is_mixture(l) && at.computes_ffn_on(Side::Device))
+    /// Which rows of experts the device has: none, those of its own, or also what the host's experts give.
+    fn rows_of_experts(&self, placement: &Placement) -> usize {
+        let of = |(l, at): (usize, &LayerPlacement)| match self.is_mixture(l) && at.computes_ffn_on(Side::Device) {
+            true => 1 + usize::from(at.is_divided()),
+            false => 0,
+        };
+        placement.layers.iter().enumerate().map(of).max().unwrap_or(0)
     }
 
     /// Pages of a placement's layers.
@@ -345,7 +358,9 @@ impl Sizes {
         let paging = self.paging_if(placement, streams);
         for (layer, layout) in self.layouts(placement) {
             match layer.weights {
-                Residence::Device | Residence::Both => weights += takes(layout.bytes as u64),
+                Residence::Device | Residence::Both => {
+                    weights += takes(layout.bytes_with(layer.device_experts) as u64);
+                }
                 Residence::Streamed => {
                     largest = largest.max(rounded(layout.bytes));
                     weights += self.post_norms;
@@ -368,7 +383,7 @@ impl Sizes {
             kv,
             staging_weights: 2 * takes(largest),
             staging_kv: staged,
-            activations: (self.activations[usize::from(self.has_experts_on_device(placement))] + near + far)
+            activations: (self.activations[self.rows_of_experts(placement)] + near + far)
                 * times,
             lists: lists * times,
         }
@@ -389,7 +404,7 @@ impl Sizes {
         memory.kv = 0;
         let paging = self.paging(placement);
         for ((layer, layout), bytes) in self.layouts(placement).zip(&self.host_layers) {
-            if computes_on_host(layer) {
+            if layer.computes_on_host() {
                 memory.weights += bytes;
             }
             if layer.weights == Residence::Streamed {
@@ -408,10 +423,9 @@ impl Sizes {
         let hosts = self.modes(placement).iter().any(|m| m.attend.contains(&Side::Host));
         let mailbox = if hosts || paging.far > 0 { Mailbox::bytes(&self.shape, rows) } else { 0 };
         let parts = if paging.far > 0 { PartMail::bytes(&self.shape, rows) } else { 0 };
-        let row = RowBytes::new(&self.shape);
         // A placement that cannot be lowered cannot run.
         let cargo = cargo(placement, paging.far > 0).unwrap_or_default();
-        let areas: usize = cargo.iter().map(|(what, _)| rows * what.row_bytes(&row)).sum();
+        let areas: usize = cargo.iter().map(|(what, _)| rows * what.row_bytes(&self.shape)).sum();
         (self.sub_batches * (mailbox + parts + areas)) as u64
     }
 
@@ -431,6 +445,13 @@ impl Sizes {
     /// [`Error::Capacity`], with the numbers.
     pub fn check(&self, placement: &Placement) -> Result<()> {
         for (layer, layout) in self.layouts(placement) {
+            let count = self.shape.experts.filter(|_| self.is_mixture(layout.layer)).map_or(0, |e| e.count);
+            if layer.is_divided() && usize::from(layer.device_experts) >= count {
+                return Err(Error::usage(format!(
+                    "layer {}: {} of {count} experts on the device, and the others on the host",
+                    layout.layer, layer.device_experts
+                )));
+            }
             let attends = |p: &Policy| p.side(Sublayer::Scores) == Side::Device;
             if layout.has_sinks() && [layer.prefill, layer.decode].iter().any(attends) {
                 return Err(Error::Unsupported(format!(
@@ -515,11 +536,6 @@ pub(super) struct Paging {
     pub staged_far: usize,
     /// Whether pages that have left are attended in staging memory.
     pub streams_far: bool,
-}
-
-/// Whether the host multiplies with a layer's weights.
-pub(super) fn computes_on_host(layer: &LayerPlacement) -> bool {
-    [layer.prefill, layer.decode].iter().any(|p| Sublayer::PRODUCTS.iter().any(|&s| p.side(s) == Side::Host))
 }
 
 /// Whether the device attends over a layer's keys and values that are kept on the host.

@@ -191,6 +191,13 @@ impl HostWork {
             Kind::FfnUp { .. } => {
                 plus(block().up.times(rows), passing(rows * (3 * self.d_model + self.d_ff)))
             }
+            Kind::Experts => {
+                let all = plus(block().up.times(rows), block().down.times(rows));
+                let count = block().down.experts.map_or(1, |(_, count, _)| count);
+                let share = 1.0 - f64::from(op.work.device_experts) / count as f64;
+                let part = |n: u64| (n as f64 * share).round() as u64;
+                Work { flops: part(all.flops), bytes: part(all.bytes) }
+            }
             Kind::FfnDown => plus(block().down.times(rows), passing(rows * self.d_model)),
             Kind::Head { .. } => {
                 let wanted = op.work.rows as usize;

@@ -16,6 +16,8 @@ const ALIGN: usize = 256;
 /// Address of the image for the addresses in a layout. It is not NULL, which stands for an absent part.
 const ORIGIN: DevPtr = DevPtr(ALIGN as u64);
 
+use crate::device::NO_SLOT;
+
 /// The contents of a piece of an image.
 #[derive(Debug, Clone)]
 enum Content {
@@ -23,6 +25,8 @@ enum Content {
     Packed(Matrix),
     /// Consecutive vectors of f32; zeros for a name that the model does not have.
     Floats(Vec<(String, usize)>),
+    /// Numbers.
+    Words(Vec<u32>),
 }
 
 /// Some bytes of an image.
@@ -59,6 +63,12 @@ impl Piece {
                             }
                         }
                     }
+                }
+                Ok(0)
+            }
+            Content::Words(words) => {
+                for (to, x) in out.chunks_exact_mut(4).zip(words) {
+                    to.copy_from_slice(&x.to_le_bytes());
                 }
                 Ok(0)
             }
@@ -184,25 +194,46 @@ impl Placing<'_> {
         Ok((first, stride))
     }
 
-    fn experts(&mut self, mixture: &Mixture, matrices: &ExpertMatrices) -> Result<ExpertWeights> {
+    /// `here`: the experts that are here, ascending, if not all of them are.
+    fn experts(
+        &mut self,
+        mixture: &Mixture,
+        matrices: &ExpertMatrices,
+        here: Option<&[u32]>,
+    ) -> Result<ExpertWeights> {
         let router = &mixture.router;
         let router = self.required(router.name, "weight", router.rows * router.cols)?;
-        let (up, up_stride) = self.alike(&matrices.ups)?;
-        let (down, down_stride) = self.alike(&matrices.downs)?;
+        let some = |all: &[Matrix]| match here {
+            None => all.to_vec(),
+            Some(here) => here.iter().map(|&e| all[e as usize].clone()).collect(),
+        };
+        let (up, up_stride) = self.alike(&some(&matrices.ups))?;
+        let (down, down_stride) = self.alike(&some(&matrices.downs))?;
         let shared = match (&matrices.shared, &mixture.shared) {
             (Some(pair), Some((_, gate))) => {
                 Some((self.pair(pair)?, self.required(gate.name, "weight", gate.width)?))
             }
             _ => None,
         };
-        Ok(ExpertWeights { router, up, up_stride, down, down_stride, shared })
+        let slots = here.map_or(DevPtr::NULL, |here| {
+            let mut slots = vec![NO_SLOT; matrices.ups.len()];
+            here.iter().zip(0..).for_each(|(&e, slot)| slots[e as usize] = slot);
+            self.place(4 * slots.len(), Content::Words(slots))
+        });
+        let here = here.map_or(matrices.ups.len(), <[u32]>::len);
+        Ok(ExpertWeights { router, up, up_stride, down, down_stride, shared, here, slots })
     }
 
-    fn feed_forward(&mut self, block: &Block, matrices: &FfnMatrices) -> Result<FeedForward> {
+    fn feed_forward(
+        &mut self,
+        block: &Block,
+        matrices: &FfnMatrices,
+        here: Option<&[u32]>,
+    ) -> Result<FeedForward> {
         Ok(match (matrices, &block.ffn) {
             (FfnMatrices::Dense(pair), _) => FeedForward::Dense(self.pair(pair)?),
             (FfnMatrices::Experts(of), model::FeedForward::Experts(mixture)) => {
-                FeedForward::Experts(Box::new(self.experts(mixture, of)?))
+                FeedForward::Experts(Box::new(self.experts(mixture, of, here)?))
             }
             _ => FeedForward::Elsewhere,
         })
@@ -223,7 +254,23 @@ impl LayerLayout {
         act: Half,
     ) -> Result<LayerLayout> {
         let matrices = LayerMatrices::new(accel, spec, &Block::of(spec, layer), weights, layer)?;
-        LayerLayout::of(accel, spec, weights, layer, act, matrices)
+        LayerLayout::of(accel, spec, weights, layer, act, matrices, None)
+    }
+
+    /// The same with some of its experts, ascending; the host computes the others.
+    ///
+    /// # Errors
+    /// As [`LayerLayout::new`].
+    pub fn with_experts(
+        accel: &dyn Accelerator,
+        spec: &ModelSpec,
+        weights: &Weights,
+        layer: usize,
+        act: Half,
+        here: &[u32],
+    ) -> Result<LayerLayout> {
+        let matrices = LayerMatrices::new(accel, spec, &Block::of(spec, layer), weights, layer)?;
+        LayerLayout::of(accel, spec, weights, layer, act, matrices, Some(here))
     }
 
     /// The same without experts, which the host computes.
@@ -241,7 +288,7 @@ impl LayerLayout {
         if spec.experts_of(layer).is_some() {
             matrices.ffn = FfnMatrices::Elsewhere("experts that the host computes".to_owned());
         }
-        LayerLayout::of(accel, spec, weights, layer, act, matrices)
+        LayerLayout::of(accel, spec, weights, layer, act, matrices, None)
     }
 
     fn of(
@@ -251,6 +298,7 @@ impl LayerLayout {
         layer: usize,
         act: Half,
         matrices: LayerMatrices,
+        here: Option<&[u32]>,
     ) -> Result<LayerLayout> {
         let block = Block::of(spec, layer);
         let mut p = Placing { accel, weights, act, layer, next: 0, pieces: Vec::new() };
@@ -262,7 +310,7 @@ impl LayerLayout {
         let o = p.matrix(&matrices.o, true)?;
         let post_attn = p.plain(&block.post_attn)?;
         let ffn_norm = p.norm(&block.ffn_norm)?;
-        let ffn = p.feed_forward(&block, &matrices.ffn)?;
+        let ffn = p.feed_forward(&block, &matrices.ffn, here)?;
         let post_ffn = p.plain(&block.post_ffn)?;
         let at_origin = LayerWeights {
             attn_norm,
@@ -306,6 +354,16 @@ impl LayerLayout {
         self.elsewhere.as_deref()
     }
 
+    /// Bytes of an image with so many of its experts ([`LayerLayout::with_experts`]), of a layout with all; 0 stands for all.
+    pub fn bytes_with(&self, experts: u16) -> usize {
+        match (&self.at_origin.ffn, usize::from(experts)) {
+            (FeedForward::Experts(w), n) if n > 0 && n < w.here => {
+                self.bytes - (w.here - n) * (w.up_stride + w.down_stride) + (4 * w.here).next_multiple_of(ALIGN)
+            }
+            _ => self.bytes,
+        }
+    }
+
     /// Bytes of its matrices that a decode step of one row reads.
     pub fn matrix_bytes(&self, spec: &ModelSpec) -> u64 {
         let all: u64 = self.pieces.iter().filter(|p| p.is_matrix()).map(|p| p.bytes as u64).sum();
@@ -313,7 +371,9 @@ impl LayerLayout {
             (FeedForward::Experts(w), Some(e)) => {
                 let one = (w.up_stride + w.down_stride) as u64;
                 let router = 4 * (e.count * spec.d_model) as u64;
-                all - (e.count - e.used) as u64 * one + router
+                // Of experts that are used alike, as many are read here as are here.
+                let used = (e.used * w.here) as u64;
+                all - w.here as u64 * one + used * one / e.count as u64 + router
             }
             _ => all,
         }

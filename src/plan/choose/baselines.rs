@@ -111,6 +111,7 @@ fn streamed(
         prefill: Policy::all(Side::Device),
         decode: way.decode,
         kv: way.kv,
+        device_experts: 0,
     };
     let device_pages = if way.kv == Side::Device { planner.device_pages() } else { 0 };
     let leave = way.kv == Side::Device && device_pages < planner.pages();

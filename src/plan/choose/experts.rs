@@ -5,11 +5,19 @@
 //!                                                                                          keys, values   chosen by
 //! cpu-moe    the experts of all blocks on the CPU (llama.cpp's --cpu-moe)                  either side    cost
 //! ncmoe      those of the first N blocks, N the least that fits (llama.cpp's --n-cpu-moe)  GPU            memory
-//! experts    those of the first N blocks, N and all else by predicted time                 either side    cost
+//! experts    those of the first N blocks, or some of those of the first N, by predicted    either side    cost
+//!            time
 //!
 //! GPU   norm ─ q, k, v ─ attend ─ out ──┐              ┌─► next block      norm ─ q, k, v ─ attend ─ out ─ norm ─ route ─ experts ─►
 //! CPU                                   └► norm ─ route ─ experts
+//!
+//! GPU   norm ─ q, k, v ─ attend ─ out ─ norm ─ route ┬ its experts ─┬ + ─► next block                                  divided
+//! CPU                                                └ its experts ─┘
 //! ```
+//! In a divided block the GPU has the most used experts and both sides work at a time; rows cross there and back as where all experts
+//! are on the CPU. Whether that is better than whole blocks on the GPU follows from what crossings cost there, and from how unequally
+//! experts are used.
+//!
 //! Blocks with a dense feed-forward are wholly on the GPU, or (not of `ncmoe`) on the CPU like experts. Where not all blocks fit, the
 //! first are on the CPU.
 
@@ -20,6 +28,9 @@ use crate::program::{COPY_LANE_ROWS, LayerPlacement, Placement, Policy, Residenc
 
 /// Placements whose programs are run.
 const FEW: usize = 4;
+
+/// Parts in which blocks that have all experts on the GPU are divided, too.
+const EIGHTHS: usize = 8;
 
 /// Where keys and values are and are attended, and where dense feed-forwards are computed.
 #[derive(Clone, Copy)]
@@ -35,11 +46,24 @@ const SIDES: [Sides; 4] = [
     Sides { kv: Side::Host, dense: Side::Host },
 ];
 
-/// How many blocks, the first ones, are on the CPU, and how many, with those, have their experts there.
-#[derive(Clone, Copy)]
+/// What of the first blocks is on the CPU.
+#[derive(Clone, Copy, PartialEq)]
 struct OnHost {
+    /// Blocks, all of them.
     blocks: usize,
+    /// Blocks, with those, that have their experts there, or some of them.
     experts: usize,
+    /// Experts on the GPU of all these blocks together, shared evenly.
+    divided: usize,
+}
+
+impl OnHost {
+    /// Experts of block `l` that are on the GPU, where it has some on the CPU.
+    fn on_device(&self, l: usize) -> u16 {
+        let among = self.experts - self.blocks;
+        let (each, more) = (self.divided / among.max(1), self.divided % among.max(1));
+        (each + usize::from(l - self.blocks < more)) as u16
+    }
 }
 
 /// A block with its attention's products on the GPU, and its feed-forward on `ffn`.
@@ -51,7 +75,7 @@ fn layer(kv: Side, ffn: Side) -> LayerPlacement {
         policy.0[sublayer as usize] = side;
     }
     let weights = if ffn == Side::Host { Residence::Both } else { Residence::Device };
-    LayerPlacement { weights, prefill: policy, decode: policy, kv }
+    LayerPlacement { weights, prefill: policy, decode: policy, kv, device_experts: 0 }
 }
 
 fn place(planner: &Planner<'_>, sides: Sides, [embedding, head]: Ends, on_host: OnHost) -> Placement {
@@ -60,7 +84,14 @@ fn place(planner: &Planner<'_>, sides: Sides, [embedding, head]: Ends, on_host: 
     let of = |l: usize| match l {
         l if l < on_host.blocks => LayerPlacement::all(Side::Host),
         l if spec.experts_of(l).is_none() => layer(sides.kv, sides.dense),
-        l if l < on_host.experts => layer(sides.kv, Side::Host),
+        l if l < on_host.experts => match on_host.on_device(l) {
+            0 => layer(sides.kv, Side::Host),
+            n => LayerPlacement {
+                weights: Residence::Both,
+                device_experts: n,
+                ..layer(sides.kv, Side::Device)
+            },
+        },
         _ => layer(sides.kv, Side::Device),
     };
     let on_device = sides.kv == Side::Device && on_host.blocks < n;
@@ -88,9 +119,19 @@ pub(super) fn experts(planner: &Planner<'_>) -> Candidate {
     searched(planner, Strategy::Experts)
 }
 
+/// What of the blocks is on the CPU where so many experts of each are to be on the GPU.
+fn fixed(planner: &Planner<'_>) -> Option<OnHost> {
+    let on_gpu = planner.request.fixed.gpu_experts?;
+    let n = planner.sizes.layers();
+    let all = planner.sizes.spec.experts.as_ref().map_or(0, |e| e.count);
+    let experts = if on_gpu < all { n } else { 0 };
+    Some(OnHost { blocks: 0, experts, divided: on_gpu * experts })
+}
+
 fn searched(planner: &Planner<'_>, strategy: Strategy) -> Candidate {
     let (n, chunks) = (planner.sizes.layers(), planner.chunks());
-    let mut found: Vec<(f64, Draft)> = Vec::new();
+    let fixed = fixed(planner).filter(|_| strategy == Strategy::Experts);
+    let mut found: Vec<Found> = Vec::new();
     if planner.hardware.accelerator.is_some() {
         // The host attends with sinks, where there are any.
         let sinks = planner.sizes.spec.sinks;
@@ -103,47 +144,99 @@ fn searched(planner: &Planner<'_>, strategy: Strategy) -> Candidate {
                         let gpu = memory(on).gpu;
                         gpu.total <= gpu.available
                     };
-                    let with = |experts: usize| OnHost { blocks: 0, experts };
-                    let on_host = match fits(with(n)) {
+                    let with = |experts: usize| OnHost { blocks: 0, experts, divided: 0 };
+                    let on_host = fixed.unwrap_or_else(|| match fits(with(n)) {
                         false => {
-                            let of = |blocks| OnHost { blocks, experts: n };
+                            let of = |blocks| OnHost { blocks, experts: n, divided: 0 };
                             of(n - most(n, |on_gpu| fits(of(n - on_gpu))))
                         }
                         true if strategy == Strategy::CpuMoe => with(n),
                         true => with(n - most(n, |on_gpu| fits(with(n - on_gpu)))),
-                    };
+                    });
                     // With all blocks on the CPU it is another strategy.
                     if on_host.blocks == n || !memory(on_host).fits() {
                         continue;
                     }
-                    let placement = place(planner, sides, ends, on_host);
-                    let total = planner.total(&placement, chunk);
-                    found.push((total, draft(planner, placement, chunk, sides, on_host)));
+                    found.push(Found::new(planner, sides, ends, chunk, on_host));
                 }
             }
         }
     }
     if found.is_empty() {
-        let none = OnHost { blocks: 0, experts: n };
+        let none = fixed.unwrap_or(OnHost { blocks: 0, experts: n, divided: 0 });
         let placement = place(planner, SIDES[2], ENDS[2], none);
         return planner
             .candidate(strategy, draft(planner, placement, planner.default_chunk(), SIDES[2], none));
     }
-    found.sort_by(|a, b| a.0.total_cmp(&b.0));
-    found.truncate(FEW);
-    planner.fastest(found.into_iter().map(|f| f.1).collect(), strategy)
+    let fastest = |found: &mut Vec<Found>| {
+        found.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        found.truncate(FEW);
+    };
+    fastest(&mut found);
+    let mut divided: Vec<Found> = match strategy {
+        Strategy::Experts if fixed.is_none() => found.iter().flat_map(|whole| whole.divided(planner)).collect(),
+        _ => Vec::new(),
+    };
+    fastest(&mut divided);
+    let drafts = found.iter().chain(&divided).map(|f| f.draft(planner));
+    planner.fastest(drafts.collect(), strategy)
+}
+
+/// A placement, and what it takes in closed form.
+struct Found {
+    seconds: f64,
+    sides: Sides,
+    ends: Ends,
+    chunk: u64,
+    on_host: OnHost,
+}
+
+impl Found {
+    fn new(planner: &Planner<'_>, sides: Sides, ends: Ends, chunk: u64, on_host: OnHost) -> Found {
+        let seconds = planner.total(&place(planner, sides, ends, on_host), chunk);
+        Found { seconds, sides, ends, chunk, on_host }
+    }
+
+    fn draft(&self, planner: &Planner<'_>) -> Draft {
+        let placement = place(planner, self.sides, self.ends, self.on_host);
+        draft(planner, placement, self.chunk, self.sides, self.on_host)
+    }
+
+    /// The same with some experts on the GPU of the blocks that have theirs on the CPU, and perhaps of as many more, in whose place they
+    /// are there: as many as fit.
+    fn divided(&self, planner: &Planner<'_>) -> Vec<Found> {
+        let spec = &planner.sizes.spec;
+        let n = planner.sizes.layers();
+        let Found { sides, ends, chunk, on_host, .. } = *self;
+        let Some(e) = spec.experts.as_ref().filter(|_| on_host.blocks == 0 && on_host.experts > 0) else {
+            return Vec::new();
+        };
+        // A block with all of them on the GPU is not divided.
+        let most_of_one = e.count.min(usize::from(u16::MAX)) - 1;
+        let fits = |on: OnHost| planner.memory(&place(planner, sides, ends, on), chunk).fits();
+        let mut tried: Vec<usize> = (0..=EIGHTHS)
+            .map(|part| on_host.experts + (n - on_host.experts) * part / EIGHTHS)
+            .collect();
+        tried.dedup();
+        let of = |experts: usize| {
+            let with = |divided: usize| OnHost { experts, divided, ..on_host };
+            let divided = most(experts * most_of_one, |divided| fits(with(divided)));
+            (divided > 0).then(|| Found::new(planner, sides, ends, chunk, with(divided)))
+        };
+        tried.into_iter().filter_map(of).collect()
+    }
 }
 
 /// All on the GPU but for the experts of the first N blocks, without a look at time.
 pub(super) fn ncmoe(planner: &Planner<'_>) -> Candidate {
     let (n, sides, ends) = (planner.sizes.layers(), SIDES[0], ENDS[0]);
-    let at = |experts: usize| place(planner, sides, ends, OnHost { blocks: 0, experts });
+    let at = |experts: usize| place(planner, sides, ends, OnHost { blocks: 0, experts, divided: 0 });
     let chunk = planner.default_chunk();
     let experts = planner.request.fixed.experts_on_host.unwrap_or_else(|| {
         let usable = planner.hardware.accelerator.is_some();
         n - most(n, |on_gpu| usable && planner.memory(&at(n - on_gpu), chunk).fits())
     });
-    let on_host = OnHost { blocks: 0, experts };
+    let on_host = OnHost { blocks: 0, experts, divided: 0 };
     let draft = draft(planner, at(experts), chunk, sides, on_host);
     match planner.hardware.accelerator {
         Some(_) => planner.fastest(vec![draft], Strategy::Ncmoe),
@@ -155,6 +248,11 @@ fn draft(planner: &Planner<'_>, placement: Placement, chunk: u64, sides: Sides, 
     let n = planner.sizes.layers();
     let experts = match on_host.experts {
         0 => String::new(),
+        e if on_host.divided > 0 => {
+            let all: usize = (0..e).filter_map(|l| planner.sizes.spec.experts_of(l)).map(|e| e.count).sum();
+            let which = if e == n { "all".to_owned() } else { format!("the first {e} of {n}") };
+            format!("{} of {all} experts of {which} blocks", all.saturating_sub(on_host.divided))
+        }
         e if e == n => "experts".to_owned(),
         e => format!("the experts of the first {e} of {n} blocks"),
     };

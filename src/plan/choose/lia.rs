@@ -53,26 +53,49 @@ struct Tried {
 }
 
 /// Tries neighbours of the fastest, with a block more or less of each kind, for as long as one is faster: the closed form finds the
-/// region, programs the place in it.
+/// region, programs the place in it. Then the same among those whose pinned blocks all have their keys and values on the GPU: with some
+/// that do not, pages cross beside weights, and the way from one region to the other is uphill, or through other sides of the ends.
 fn climb(planner: &Planner<'_>, all: &[Kinds], tried: &mut Vec<Tried>) {
-    let fastest = |tried: &[Tried]| {
-        let seconds = |i: &usize| tried[*i].draft.seconds();
-        (0..tried.len()).min_by(|a, b| seconds(a).total_cmp(&seconds(b))).expect("some were tried")
-    };
-    let mut at = fastest(tried);
+    climb_among(planner, all, tried, &|_| true);
+    let alone = |pins: Pins| pins.counts[1] == 0;
+    let Some(at) = fastest(tried, &alone) else { return };
+    let Tried { kinds, pins, .. } = tried[at];
+    try_all(planner, all, tried, kinds, pins.variants().filter(|&pins| alone(pins)));
+    climb_among(planner, all, tried, &alone);
+}
+
+/// The place of the fastest of those that `among` takes.
+fn fastest(tried: &[Tried], among: &dyn Fn(Pins) -> bool) -> Option<usize> {
+    let seconds = |i: &usize| tried[*i].draft.seconds();
+    (0..tried.len()).filter(|&i| among(tried[i].pins)).min_by(|a, b| seconds(a).total_cmp(&seconds(b)))
+}
+
+fn climb_among(planner: &Planner<'_>, all: &[Kinds], tried: &mut Vec<Tried>, among: &dyn Fn(Pins) -> bool) {
+    let Some(mut at) = fastest(tried, among) else { return };
     loop {
         let Tried { kinds, pins, .. } = tried[at];
-        for pins in pins.neighbours() {
-            let known = tried.iter().any(|t| (t.kinds, t.pins) == (kinds, pins));
-            if !known && all[kinds].fits(planner, pins) {
-                let mut draft = all[kinds].draft(planner, pins);
-                planner.predict(&mut draft);
-                tried.push(Tried { kinds, pins, draft });
-            }
+        try_all(planner, all, tried, kinds, pins.neighbours().filter(|&pins| among(pins)));
+        match fastest(tried, among) {
+            Some(best) if best != at => at = best,
+            _ => return,
         }
-        match fastest(tried) {
-            best if best == at => return,
-            best => at = best,
+    }
+}
+
+/// Runs the programs of these pins, of those that fit and were not run before.
+fn try_all(
+    planner: &Planner<'_>,
+    all: &[Kinds],
+    tried: &mut Vec<Tried>,
+    kinds: usize,
+    pins: impl Iterator<Item = Pins>,
+) {
+    for pins in pins {
+        let known = tried.iter().any(|t| (t.kinds, t.pins) == (kinds, pins));
+        if !known && all[kinds].fits(planner, pins) {
+            let mut draft = all[kinds].draft(planner, pins);
+            planner.predict(&mut draft);
+            tried.push(Tried { kinds, pins, draft });
         }
     }
 }

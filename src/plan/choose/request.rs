@@ -23,6 +23,8 @@ pub struct Fixed {
     pub decode: Option<Policy>,
     /// `ncmoe`: how many blocks, the first ones, have their experts on the CPU.
     pub experts_on_host: Option<usize>,
+    /// `experts`: how many experts of each block are on the GPU.
+    pub gpu_experts: Option<usize>,
 }
 
 impl Fixed {
@@ -41,6 +43,7 @@ impl Fixed {
             (self.pinned.is_some(), "`pinned`", "lia"),
             (self.has_vectors(), "`policy`", "lia"),
             (self.experts_on_host.is_some(), "`n_cpu_moe`", "ncmoe"),
+            (self.gpu_experts.is_some(), "`gpu_experts`", "experts"),
         ];
         match settings.into_iter().find(|&(given, _, owner)| given && strategy != owner) {
             Some((_, setting, owner)) => {
@@ -62,7 +65,7 @@ impl Fixed {
     pub fn check_vectors(&self) -> Result<()> {
         let prefill = self.prefill.unwrap_or(Policy::all(Side::Device));
         let decode = self.decode.unwrap_or(Policy::all(Side::Host));
-        let layer = LayerPlacement { weights: Residence::Streamed, prefill, decode, kv: Side::Host };
+        let layer = LayerPlacement { weights: Residence::Streamed, prefill, decode, kv: Side::Host, device_experts: 0 };
         let placement = Placement { layers: vec![layer], ..Placement::all(Side::Host, 0, 0) };
         for phase in [Phase::Prefill, Phase::Decode] {
             let request = RequestId { slot: 0, generation: 0 };
@@ -77,6 +80,10 @@ impl Fixed {
         let (n, units) = (sizes.layers(), sizes.units());
         if let Some(blocks) = self.experts_on_host.filter(|&blocks| blocks > n) {
             return Err(Error::usage(format!("`n_cpu_moe` {blocks}: the model has {n} blocks")));
+        }
+        let most = sizes.spec.experts.as_ref().map_or(0, |e| e.count);
+        if let Some(experts) = self.gpu_experts.filter(|&experts| experts > most) {
+            return Err(Error::usage(format!("`gpu_experts` {experts}: the model has {most} in a block")));
         }
         match (self.boundary, self.pinned) {
             (Some(k), _) if k > units => Err(Error::usage(format!(

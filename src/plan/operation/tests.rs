@@ -74,7 +74,7 @@ fn every_kind_by_hand() {
     let partial = 4.0 * (q + 2.0 * heads);
     let layer = s.blocks[1].total().device as f64;
     let pages = Work { pages: 5, ..Work::default() };
-    let attended = Work { rows: 3, kv_tokens: 40, pairs: 50, pages: 0 };
+    let attended = Work { rows: 3, kv_tokens: 40, pairs: 50, ..Work::default() };
     for (kind, unit, work, want) in [
         (Kind::Embed, Host, rows, 7e9 + 3.0),
         (Kind::Project { add: true }, Host, rows, 1e12 + 1e6 + 3.0),
@@ -271,7 +271,7 @@ fn windows_clip_what_attention_sees() {
 fn streams_run_under_compute() {
     let (s, h) = (sizes("qwen3-8b"), hardware::named("rtx4060-laptop").unwrap());
     let gpu = Policy::all(Side::Device);
-    let layer = LayerPlacement { weights: Residence::Streamed, prefill: gpu, decode: gpu, kv: Side::Device };
+    let layer = LayerPlacement { weights: Residence::Streamed, prefill: gpu, decode: gpu, kv: Side::Device, device_experts: 0 };
     let mut placement = Placement::all(Side::Device, 36, 100);
     placement.layers = vec![layer; 36];
     let iteration = decode(1, 100);
@@ -291,7 +291,7 @@ fn copies_slow_down_attention_on_the_host_while_they_run() {
     let mut machine = hardware::named("t4-xeon").unwrap();
     machine.efficiency.cpu_beside_copies = 1.0;
     let whole = Kind::Attend { part: Part::Whole, from_mailbox: true, to_mailbox: true, staged: None };
-    let work = Work { rows: 4, kv_tokens: 4_000_000, pairs: 4_000_000, pages: 0 };
+    let work = Work { rows: 4, kv_tokens: 4_000_000, pairs: 4_000_000, ..Work::default() };
     let attends = |unit| op(whole, unit, Some(1), work);
     let moves = |pages| op(Kind::PageIn { staged: None }, Unit::H2d, None, Work { pages, ..Work::default() });
     // Seconds of the first operation, and of the others.
@@ -347,7 +347,7 @@ fn launches_and_hand_overs_come_to_the_work() {
     let s = sizes("tiny-llama");
     let mut machine = hardware::named("t4-xeon").unwrap();
     (machine.efficiency.gpu_launch_s, machine.efficiency.hand_over_s) = (0.0, 0.0);
-    let work = Work { rows: 4, kv_tokens: 400, pairs: 400, pages: 0 };
+    let work = Work { rows: 4, kv_tokens: 400, pairs: 400, ..Work::default() };
     let whole = Kind::Attend { part: Part::Whole, from_mailbox: false, to_mailbox: false, staged: None };
     let kinds = [
         (Kind::Embed, 1),

@@ -453,7 +453,7 @@ impl Alike {
             kind,
             layer: layer.map(|l| l as u32),
             rows: 0..0,
-            work: Work::default(),
+            work: Work { device_experts: op.work.device_experts, ..Work::default() },
             reads: Vec::new(),
             writes: Vec::new(),
             ..op.clone()

@@ -27,6 +27,10 @@ impl Walk<'_> {
                         _ => RowsOf::Logits,
                     },
                 ));
+                let layer = op.layer.map(|l| &self.placement.layers[l as usize]);
+                if matches!(op.kind, Kind::FfnUp { .. }) && layer.is_some_and(|l| l.is_divided()) {
+                    writes.push(rows(side, RowsOf::Choices));
+                }
             }
             Kind::Append { mailbox, .. } => {
                 reads.push(if mailbox { Buffer::MailboxIn(b) } else { rows(side, RowsOf::Qkv) });
@@ -61,6 +65,14 @@ impl Walk<'_> {
                 reads.push(rows(side, RowsOf::Act));
                 writes.push(rows(side, RowsOf::Delta));
             }
+            Kind::Experts => {
+                reads.extend([rows(side, RowsOf::Choices), rows(side, RowsOf::Delta)]);
+                writes.extend([rows(side, RowsOf::Delta), rows(side, RowsOf::Share)]);
+            }
+            Kind::AddShare => {
+                reads.extend([rows(side, RowsOf::Delta), rows(side, RowsOf::Share)]);
+                writes.push(rows(side, RowsOf::Delta));
+            }
             Kind::Pick => {
                 reads.push(rows(side, RowsOf::Logits));
                 writes.push(rows(side, RowsOf::Picked));
@@ -75,6 +87,11 @@ impl Walk<'_> {
                     Cargo::Qkv => RowsOf::Qkv,
                     Cargo::Attn => RowsOf::Attn,
                     Cargo::Act => RowsOf::Act,
+                    Cargo::Choices => {
+                        writes.push(rows(to, RowsOf::Delta));
+                        RowsOf::Choices
+                    }
+                    Cargo::Share => RowsOf::Share,
                 };
                 reads.push(rows(flip(to), what));
                 writes.push(rows(to, what));

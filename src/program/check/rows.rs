@@ -24,6 +24,10 @@ pub(super) struct Row {
     pub partial: Option<u32>,
     pub far: Option<u32>,
     pub act: Option<u32>,
+    /// Of a layer whose experts are divided: what they are chosen by, what the device's give, what the host's do.
+    pub choices: Option<u32>,
+    pub own: Option<u32>,
+    pub share: Option<u32>,
     pub logits: bool,
     pub picked: bool,
 }

@@ -142,6 +142,14 @@ impl<'a> Lowering<'a> {
                 has_weights(l, layer.weights, side(c, s))?;
             }
         }
+        if layer.is_divided() {
+            let on_device = |s| self.classes.iter().all(|c| side(c, s) == Side::Device);
+            if layer.weights != Residence::Both || ![Sublayer::Up, Sublayer::Down].into_iter().all(on_device) {
+                return Err(Error::usage(format!(
+                    "layer {l}: experts are divided where the device routes, and both sides have weights"
+                )));
+            }
+        }
         // Behind the last layer's keys and values only rows with logits matter.
         let last = l as usize + 1 == self.placement.layers.len();
         let live: Vec<usize> = all.iter().copied().filter(|&c| !last || self.classes[c].wanted > 0).collect();
@@ -221,11 +229,19 @@ impl<'a> Lowering<'a> {
                 |c: &Class| (side(c, Sublayer::Up) == at).then_some(Kind::FfnUp { add: c.delta.is_some() });
             self.each(&mut ops.post, &live, Unit::of(at), Some(l), kind);
         }
+        // Experts are sorted by operation: the second half has the rows of the first.
+        let added: Vec<bool> = self.classes.iter().map(|c| c.delta.is_some()).collect();
+        let same = |c: &Class| added[c.index];
         for &c in &live {
             let c = &mut self.classes[c];
             c.hidden = layer.policy(c.phase).side(Sublayer::Up);
             c.act = c.hidden;
             c.delta = None;
+        }
+        if layer.is_divided() {
+            let choices = |_: &Class| Some(Kind::Carry { cargo: Cargo::Choices, to: Side::Host });
+            self.each_of(&mut ops.post, &live, link(Side::Host), Some(l), choices, same);
+            self.each_of(&mut ops.post, &live, Unit::Host, Some(l), |_| Some(Kind::Experts), same);
         }
         let down = |c: &Class| side(c, Sublayer::Down);
         for to in [Side::Host, Side::Device] {
@@ -234,9 +250,13 @@ impl<'a> Lowering<'a> {
             self.each(&mut ops.post, &live, link(to), Some(l), kind);
         }
         for at in [Side::Host, Side::Device] {
-            self.each(&mut ops.post, &live, Unit::of(at), Some(l), |c| {
-                (down(c) == at).then_some(Kind::FfnDown)
-            });
+            let kind = |c: &Class| (down(c) == at).then_some(Kind::FfnDown);
+            self.each_of(&mut ops.post, &live, Unit::of(at), Some(l), kind, same);
+        }
+        if layer.is_divided() {
+            let share = |_: &Class| Some(Kind::Carry { cargo: Cargo::Share, to: Side::Device });
+            self.each_of(&mut ops.post, &live, link(Side::Device), Some(l), share, same);
+            self.each_of(&mut ops.post, &live, Unit::Gpu, Some(l), |_| Some(Kind::AddShare), same);
         }
         for &c in &live {
             let made = down(&self.classes[c]);
@@ -341,6 +361,19 @@ impl<'a> Lowering<'a> {
         layer: Option<u32>,
         kind: impl Fn(&Class) -> Option<Kind>,
     ) {
+        self.each_of(ops, classes, unit, layer, kind, |_| false);
+    }
+
+    /// The same for each run of which `same` says the same, too.
+    fn each_of(
+        &self,
+        ops: &mut Vec<Op>,
+        classes: &[usize],
+        unit: Unit,
+        layer: Option<u32>,
+        kind: impl Fn(&Class) -> Option<Kind>,
+        same: impl Fn(&Class) -> bool,
+    ) {
         if self.silent {
             return;
         }
@@ -352,6 +385,7 @@ impl<'a> Lowering<'a> {
                 && *k == n
                 && *end + 1 == c
                 && !apart
+                && same(&self.classes[*end]) == same(&self.classes[c])
             {
                 *end = c;
                 continue;

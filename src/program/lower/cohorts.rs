@@ -73,6 +73,11 @@ pub(super) fn check_layers(placement: &Placement, lowering: &Lowering<'_>) -> Re
                 )));
             }
         }
+        if layer.is_divided() {
+            return Err(Error::usage(format!(
+                "a cohort's layer {l}: its experts are divided between the sides, behind which no cohort is parked"
+            )));
+        }
         let side = |s| layer.decode.side(s);
         let behind = [Sublayer::Out, Sublayer::Up, Sublayer::Down].map(side);
         let split = behind != [behind[0]; 3];

@@ -29,6 +29,14 @@ impl Lowering<'_> {
         if matches!(kind, Kind::Head { .. } | Kind::Pick) || wanted_only {
             work.rows = u64::from(wanted);
         }
+        let divides = match kind {
+            Kind::FfnUp { .. } | Kind::FfnDown | Kind::Experts | Kind::AddShare => true,
+            Kind::Carry { cargo, .. } => matches!(cargo, Cargo::Choices | Cargo::Share),
+            _ => false,
+        };
+        if let Some(l) = layer.filter(|_| divides) {
+            work.device_experts = self.placement.layers[l as usize].device_experts;
+        }
         if let Kind::Attend { part, .. } = kind {
             (work.kv_tokens, work.pairs) = self.attended(part, wanted_only, groups.clone());
         }
@@ -161,9 +169,19 @@ impl Lowering<'_> {
                 reads.push(here(RowsOf::Hidden));
                 reads.extend(added(add));
                 writes.extend([here(RowsOf::Hidden), here(RowsOf::Act)]);
+                writes.extend((op.work.device_experts > 0).then(|| here(RowsOf::Choices)));
             }
             Kind::FfnDown => {
                 reads.push(here(RowsOf::Act));
+                writes.push(here(RowsOf::Delta));
+            }
+            // The rows that came lie where the residual stream's are otherwise.
+            Kind::Experts => {
+                reads.extend([here(RowsOf::Choices), here(RowsOf::Delta)]);
+                writes.extend([here(RowsOf::Delta), here(RowsOf::Share)]);
+            }
+            Kind::AddShare => {
+                reads.extend([here(RowsOf::Delta), here(RowsOf::Share)]);
                 writes.push(here(RowsOf::Delta));
             }
             Kind::Head { add } => {
@@ -186,6 +204,11 @@ impl Lowering<'_> {
                     Cargo::Qkv => RowsOf::Qkv,
                     Cargo::Attn => RowsOf::Attn,
                     Cargo::Act => RowsOf::Act,
+                    Cargo::Choices => {
+                        writes.push(of(to, RowsOf::Delta));
+                        RowsOf::Choices
+                    }
+                    Cargo::Share => RowsOf::Share,
                 };
                 reads.push(of(from, what));
                 writes.push(of(to, what));

@@ -104,6 +104,7 @@ fn a_streamed_layer_crosses_the_link_once_for_all_sub_batches() {
             prefill: policy,
             decode: policy,
             kv: Side::Device,
+            device_experts: 0,
         };
     }
     let requests = [(20, 40); 8];

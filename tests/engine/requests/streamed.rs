@@ -17,7 +17,7 @@ fn engine(m: &LoadedModel, sequences: usize, sub_batches: usize) -> Engine {
     )));
     let (n, device) = (m.spec.n_layers, Policy::all(Side::Device));
     let layer =
-        LayerPlacement { weights: Residence::Streamed, prefill: device, decode: device, kv: Side::Device };
+        LayerPlacement { weights: Residence::Streamed, prefill: device, decode: device, kv: Side::Device, device_experts: 0 };
     let placement = Placement { layers: vec![layer; n], ..Placement::all(Side::Device, n, 0) };
     let o = Options { sub_batches, ..options(sequences, None) };
     Engine::placed(m.spec.clone(), &m.weights, &o, accel, "emulated", "stream", placement, &|_| ()).unwrap()

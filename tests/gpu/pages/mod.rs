@@ -195,7 +195,7 @@ fn any_layer() -> impl Strategy<Value = LayerPlacement> {
     let weights = prop_oneof![Just(Residence::Both), Just(Residence::Streamed)];
     (weights, policy(), policy(), side()).prop_map(|(weights, prefill, decode, kv)| {
         let host = [prefill, decode].iter().any(|p| p.attention() == Some(Side::Host));
-        LayerPlacement { weights, prefill, decode, kv: if host { Side::Host } else { kv } }
+        LayerPlacement { weights, prefill, decode, kv: if host { Side::Host } else { kv }, device_experts: 0 }
     })
 }
 

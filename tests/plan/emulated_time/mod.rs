@@ -174,7 +174,7 @@ fn placements(m: &LoadedModel) -> Vec<(String, Placement)> {
     let streamed = |prefill: [u8; 6], decode: [u8; 6], kv| {
         let policy = |bits: [u8; 6]| Policy::from_bits(bits.map(|b| b == 1));
         let (prefill, decode) = (policy(prefill), policy(decode));
-        LayerPlacement { weights: Residence::Streamed, prefill, decode, kv }
+        LayerPlacement { weights: Residence::Streamed, prefill, decode, kv, device_experts: 0 }
     };
     for (prefill, decode) in [
         ([0; 6], [1; 6]),

@@ -34,7 +34,14 @@ fn any_layer() -> impl Strategy<Value = LayerPlacement> {
         Just(Residence::Host),
         Just(Residence::Device)
     ];
-    (weights, any_policy(), any_policy(), any_side()).prop_map(|(weights, prefill, decode, kv)| {
+    // Experts divided between the sides, most of the time where the device routes and both have weights.
+    let divided = prop_oneof![3 => Just((0u16, false)), 1 => (1..9u16, prop::bool::weighted(0.1))];
+    let policies = (any_policy(), any_policy());
+    (weights, policies, any_side(), divided).prop_map(|(weights, (mut prefill, mut decode), kv, (n, any))| {
+        let weights = if n > 0 && !any { Residence::Both } else { weights };
+        for policy in [&mut prefill, &mut decode].into_iter().filter(|_| n > 0 && !any) {
+            policy.0[4..].fill(Side::Device);
+        }
         let side = match weights {
             Residence::Host => Some(Side::Host),
             Residence::Device => Some(Side::Device),
@@ -50,7 +57,7 @@ fn any_layer() -> impl Strategy<Value = LayerPlacement> {
             }
             None => p,
         };
-        LayerPlacement { weights, prefill: fit(prefill), decode: fit(decode), kv }
+        LayerPlacement { weights, prefill: fit(prefill), decode: fit(decode), kv, device_experts: n }
     })
 }
 
@@ -221,7 +228,7 @@ proptest! {
                     in_order(&program, &run(&program, &|op: &Op| slow[op.unit as usize] * seconds(op)))?;
                 }
             }
-            Err(e) => prop_assert!(e.to_string().contains("policy") || e.to_string().contains("sublayer"), "{e}"),
+            Err(e) => prop_assert!(["policy", "sublayer", "divided"].iter().any(|w| e.to_string().contains(w)), "{e}"),
         }
     }
 
@@ -305,6 +312,7 @@ fn attention_on_the_host_is_published_and_collected_once_a_layer() {
         prefill: Policy::ATTENTION_ON_HOST,
         decode: Policy::ATTENTION_ON_HOST,
         kv: Side::Host,
+        device_experts: 0,
     };
     let placement = Placement { layers: vec![layer; 3], ..Placement::all(Side::Device, 3, 8) };
     let iteration = Iteration::serial(vec![decode(0, 40, Kv::Device)], true);

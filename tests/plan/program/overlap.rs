@@ -27,7 +27,7 @@ fn placements() -> impl Strategy<Value = Placement> {
             (true, _) => Policy::ATTENTION_ON_HOST,
             _ => Policy::all(Side::Device),
         };
-        LayerPlacement { weights, prefill: decode, decode, kv }
+        LayerPlacement { weights, prefill: decode, decode, kv, device_experts: 0 }
     });
     let end = || prop_oneof![3 => Just(Side::Device), 1 => Just(Side::Host)];
     (prop::collection::vec(layer, 1..6), end(), end()).prop_map(|(layers, embedding, head)| Placement {

@@ -52,6 +52,7 @@ fn streamed(layers: usize) -> Placement {
             prefill: policy,
             decode: policy,
             kv: Side::Device,
+            device_experts: 0,
         };
     }
     placement

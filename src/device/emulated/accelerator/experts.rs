@@ -9,7 +9,7 @@ use super::ffn::Ups;
 use super::operands::{MatrixOperand, NormRows, Operands};
 use crate::Result;
 use crate::device::accelerator::{
-    ExpertShape, ExpertWeights, LayerWeights, LinearWeight, Residual, StepContext,
+    ExpertShape, ExpertWeights, LayerWeights, LinearWeight, NO_SLOT, Residual, StepContext,
 };
 use crate::device::emulated::ops::cast::{Kept, numbers, numbers_mut};
 use crate::device::emulated::ops::linear::{self, Arithmetic};
@@ -38,13 +38,32 @@ impl OfExperts {
     }
 }
 
-/// The choices of some rows, `used` each, by expert: ascending experts, and for each its choices, ascending.
-fn by_expert(ids: &[u32], count: usize) -> Vec<(usize, Vec<usize>)> {
-    let mut of: Vec<Vec<usize>> = vec![Vec::new(); count];
-    for (choice, &e) in ids.iter().enumerate() {
-        of[e as usize].push(choice);
+/// Which experts are here.
+#[derive(Clone, Copy)]
+struct Slots(Option<usize>);
+
+impl Slots {
+    fn new(io: &mut Operands, weights: &ExpertWeights, count: usize) -> Slots {
+        Slots((!weights.slots.is_null()).then(|| io.read(weights.slots, 4 * count)))
     }
-    of.into_iter().enumerate().filter(|(_, choices)| !choices.is_empty()).collect()
+
+    /// Where the matrices of expert `e` are, if they are here.
+    fn of(self, reads: &[&[u8]], e: u32) -> Option<usize> {
+        let slot = self.0.map_or(e, |at| numbers::<u32>(reads[at])[e as usize]);
+        (slot != NO_SLOT).then_some(slot as usize)
+    }
+
+    /// The choices of some rows that are of experts here, by the places of their matrices: ascending places, and for each its choices,
+    /// ascending.
+    fn choices(self, reads: &[&[u8]], ids: &[u32], here: usize) -> Vec<(usize, Vec<usize>)> {
+        let mut of: Vec<Vec<usize>> = vec![Vec::new(); here];
+        for (choice, &e) in ids.iter().enumerate() {
+            if let Some(slot) = self.of(reads, e) {
+                of[slot].push(choice);
+            }
+        }
+        of.into_iter().enumerate().filter(|(_, choices)| !choices.is_empty()).collect()
+    }
 }
 
 /// See [`Accelerator::ffn_up`](crate::device::accelerator::Accelerator::ffn_up).
@@ -72,7 +91,8 @@ pub(super) fn up(
         k: d,
         bias: DevPtr::NULL,
     });
-    let gate_up = OfExperts::new(&mut io, &weights.up, weights.up_stride, e.count);
+    let gate_up = OfExperts::new(&mut io, &weights.up, weights.up_stride, weights.here);
+    let (slots, here) = (Slots::new(&mut io, weights, e.count), weights.here);
     let up_rows = weights.up.n / 2;
     let shared = weights.shared.as_ref().map(|(mlp, gate)| {
         let gate = LinearWeight { ptr: *gate, dtype: DType::F32, n: 1, k: d, bias: DevPtr::NULL };
@@ -99,7 +119,7 @@ pub(super) fn up(
             route(logits, e.weights, ids, factors);
         }
         let out = std::mem::take(&mut writes[out]);
-        for (expert, choices) in by_expert(ids, e.count) {
+        for (expert, choices) in slots.choices(reads, ids, here) {
             let inputs: Vec<f32> =
                 choices.iter().flat_map(|c| &x[c / e.used * d..(c / e.used + 1) * d]).copied().collect();
             let gate = gate_up.matrix(reads, expert, 0..up_rows);
@@ -137,7 +157,11 @@ pub(super) fn down(
     let ids = io.read(of_rows.ids, 4 * n * e.used);
     let factors = io.read(of_rows.weights, 4 * n * e.used);
     let x = io.read(of_rows.act, act.bytes() * n * e.used * e.d_ff);
-    let matrices = OfExperts::new(&mut io, &weights.down, weights.down_stride, e.count);
+    let matrices = OfExperts::new(&mut io, &weights.down, weights.down_stride, weights.here);
+    let (slots, here) = (Slots::new(&mut io, weights, e.count), weights.here);
+    // With exact results the sum waits for the outputs of the host's experts.
+    let later = slots.0.is_some() && cx.shape.exact.is_some();
+    let kept = io.write(of_rows.out, if later { 4 * n * e.used * d } else { 0 });
     let shared = weights.shared.as_ref().map(|(mlp, _)| {
         let w = io.weight(&mlp.down);
         (w, io.read(of_rows.shared, act.bytes() * n * e.shared), io.read(of_rows.gate, 4 * n))
@@ -157,12 +181,56 @@ pub(super) fn down(
             }
         }
         let x = act.read(reads[x]);
-        let out = outputs(&by, &e, ids, &x, d, |expert| matrices.matrix(reads, expert, 0..d));
-        for ((delta, factors), out) in
-            delta.chunks_exact_mut(d).zip(factors.chunks_exact(e.used)).zip(out.chunks_exact(e.used * d))
-        {
-            for (w, y) in factors.iter().zip(out.chunks_exact(d)) {
-                delta.iter_mut().zip(y).for_each(|(x, y)| *x += w * y);
+        let choices = slots.choices(reads, ids, here);
+        let out = outputs(&by, &e, &choices, n, &x, d, |slot| matrices.matrix(reads, slot, 0..d));
+        if later {
+            numbers_mut::<f32>(std::mem::take(&mut writes[kept])).copy_from_slice(&out);
+            return Ok(());
+        }
+        for (delta, row) in delta.chunks_exact_mut(d).zip(0..n) {
+            for choice in row * e.used..(row + 1) * e.used {
+                if slots.of(reads, ids[choice]).is_some() {
+                    let y = &out[choice * d..(choice + 1) * d];
+                    delta.iter_mut().zip(y).for_each(|(x, y)| *x += factors[choice] * y);
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// See [`Accelerator::add_share`](crate::device::accelerator::Accelerator::add_share).
+pub(super) fn add_share(
+    accel: &EmulatedAccelerator,
+    cx: &StepContext<'_>,
+    weights: &ExpertWeights,
+    rows: Range<usize>,
+) -> Result<()> {
+    cx.check(&rows)?;
+    let rows = accel.step(cx).clip(&rows);
+    let (d, n, exact) = (cx.shape.d_model, rows.len(), cx.shape.exact.is_some());
+    let (e, of_rows) = cx.expert_rows(rows.start)?;
+    let mut io = accel.operands(cx);
+    let share = io.read(of_rows.share, n * e.share_bytes(cx.shape));
+    let ids = io.read(of_rows.ids, 4 * n * e.used);
+    let factors = io.read(of_rows.weights, 4 * n * e.used);
+    let own = io.read(of_rows.out, if exact { 4 * n * e.used * d } else { 0 });
+    let slots = Slots::new(&mut io, weights, e.count);
+    let delta = io.write_rows(cx.ws.delta, &rows, 4 * d);
+    accel.enqueue(cx, "add_share", io, move |reads, writes| {
+        let delta: &mut [f32] = numbers_mut(std::mem::take(&mut writes[delta]));
+        let share: &[f32] = numbers(reads[share]);
+        if !exact {
+            delta.iter_mut().zip(share).for_each(|(x, y)| *x += y);
+            return Ok(());
+        }
+        let (ids, factors): (&[u32], &[f32]) = (numbers(reads[ids]), numbers(reads[factors]));
+        let own: &[f32] = numbers(reads[own]);
+        for (delta, row) in delta.chunks_exact_mut(d).zip(0..n) {
+            for choice in row * e.used..(row + 1) * e.used {
+                let from = if slots.of(reads, ids[choice]).is_some() { own } else { share };
+                let y = &from[choice * d..(choice + 1) * d];
+                delta.iter_mut().zip(y).for_each(|(x, y)| *x += factors[choice] * y);
             }
         }
         Ok(())
@@ -173,17 +241,18 @@ pub(super) fn down(
 fn outputs<'a>(
     by: &Arithmetic,
     e: &ExpertShape,
-    ids: &[u32],
+    choices: &[(usize, Vec<usize>)],
+    rows: usize,
     x: &[f32],
     d: usize,
     matrix: impl Fn(usize) -> Matrix<'a>,
 ) -> Vec<f32> {
-    let mut out = vec![0f32; ids.len() * d];
-    for (expert, choices) in by_expert(ids, e.count) {
+    let mut out = vec![0f32; rows * e.used * d];
+    for (slot, choices) in choices {
         let inputs: Vec<f32> =
             choices.iter().flat_map(|c| &x[c * e.d_ff..(c + 1) * e.d_ff]).copied().collect();
         let mut y = vec![0f32; choices.len() * d];
-        by.linear(&matrix(expert), false, &inputs, &mut y, d, 0);
+        by.linear(&matrix(*slot), false, &inputs, &mut y, d, 0);
         for (choice, y) in choices.iter().zip(y.chunks_exact(d)) {
             out[choice * d..(choice + 1) * d].copy_from_slice(y);
         }

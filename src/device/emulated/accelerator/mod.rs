@@ -236,6 +236,10 @@ impl Accelerator for EmulatedAccelerator {
         }
     }
 
+    fn add_share(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
+        experts::add_share(self, cx, layer.ffn.experts()?, rows)
+    }
+
     fn logits(
         &self,
         cx: &StepContext<'_>,

@@ -11,7 +11,7 @@ use super::super::product::grouped::{TOKENS, plan};
 use super::super::product::{Epilogue, Matrix, ProductArgs, product};
 use super::ffn::epilogue;
 use super::lists::linear_scratch;
-use super::qkv::norm_rows;
+use super::qkv::{add_rows, norm_rows};
 use crate::device::accelerator::{
     ExpertShape, ExpertWeights, LayerWeights, LinearWeight, Residual, StepContext, UpWeight,
 };
@@ -107,7 +107,7 @@ fn up_of(rt: &dyn Runtime, cx: &StepContext<'_>, w: &ExpertWeights, rows: Range<
     choose(rt, lane, &chosen)?;
     let sorted = SortArgs {
         ids: to.ids,
-        slots: DevPtr::NULL,
+        slots: w.slots,
         places: to.places,
         rows_of: to.rows,
         groups: to.groups,
@@ -205,4 +205,12 @@ fn down_of(rt: &dyn Runtime, cx: &StepContext<'_>, w: &ExpertWeights, rows: Rang
         d,
     };
     combine(rt, lane, &sum)
+}
+
+/// See [`Accelerator::add_share`](crate::device::accelerator::Accelerator::add_share).
+pub(super) fn add_share(rt: &dyn Runtime, cx: &StepContext<'_>, rows: &Range<usize>) -> Result<()> {
+    cx.check(rows)?;
+    let (_, of) = cx.expert_rows(rows.start)?;
+    let delta = cx.ws.at_row(cx.shape, rows.start).delta;
+    add_rows(rt, cx, delta, (of.share, DevPtr::NULL), rows.len())
 }

@@ -238,6 +238,10 @@ impl Accelerator for KernelAccelerator {
         }
     }
 
+    fn add_share(&self, cx: &StepContext<'_>, _layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
+        experts::add_share(self.rt(), cx, &rows)
+    }
+
     fn logits(
         &self,
         cx: &StepContext<'_>,

@@ -55,23 +55,35 @@ pub(super) fn fold(
     rows: &Range<usize>,
 ) -> Result<()> {
     cx.check(rows)?;
-    let (ws, d) = (cx.ws.at_row(cx.shape, rows.start), cx.shape.d_model);
+    let ws = cx.ws.at_row(cx.shape, rows.start);
     let (delta, post) = residual.operands(ws.delta);
     if delta.is_null() {
         return Ok(());
     }
+    add_rows(rt, cx, ws.hidden, (delta, post), rows.len())
+}
+
+/// to += from, through the norm `post` unless that is NULL, of `rows` rows of f32 `[d]`.
+pub(super) fn add_rows(
+    rt: &dyn Runtime,
+    cx: &StepContext<'_>,
+    to: DevPtr,
+    (from, post): (DevPtr, DevPtr),
+    rows: usize,
+) -> Result<()> {
+    let d = cx.shape.d_model;
     let args = NormRows {
         norm: cx.shape.norm,
-        hidden: ws.hidden,
-        delta,
+        hidden: to,
+        delta: from,
         delta_bias: DevPtr::NULL,
         post,
         weight: NormWeight::default(),
-        sum: ws.hidden,
+        sum: to,
         x: DevPtr::NULL,
         act: cx.shape.act,
         row_list: DevPtr::NULL,
-        rows: rows.len(),
+        rows,
         d,
         ld_delta: d,
         ld_x: d,

@@ -48,6 +48,18 @@ impl Pins {
     }
 }
 
+impl Pins {
+    /// In both orders, with other sides of the ends, for which a block may have to go.
+    pub fn variants(self) -> impl Iterator<Item = Pins> {
+        let [a, b] = self.counts;
+        let counts = [Some(a), a.checked_sub(1)].into_iter().flatten().map(move |a| [a, b]);
+        let ended = counts.flat_map(|counts| ENDS.map(|ends| (counts, ends)));
+        ended.flat_map(move |(counts, ends)| {
+            [Order::Front, Order::Spread].map(|order| Pins { counts, ends, order, ..self })
+        })
+    }
+}
+
 /// Vectors of the three kinds of blocks, and what there is to say of them.
 pub(super) struct Kinds {
     vectors: Vectors,
@@ -63,7 +75,7 @@ fn layer(at: Resident, (prefill, decode): (Policy, Policy)) -> LayerPlacement {
         Residence::Host if streams => Residence::Streamed,
         other => other,
     };
-    LayerPlacement { weights, prefill, decode, kv: at.kv }
+    LayerPlacement { weights, prefill, decode, kv: at.kv, device_experts: 0 }
 }
 
 impl Kinds {
