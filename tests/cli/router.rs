@@ -159,9 +159,16 @@ fn plans_read_what_was_recorded() {
     assert_eq!(spec["router"], copy.to_str().unwrap());
     assert!(seconds(&spec, "t_prefill_s") < 0.99 * seconds(&plan("--spec tiny-qwen3-moe"), "t_prefill_s"));
     // A run is predicted by the same.
-    let line = format!("generate -m {MODEL} --hardware rtx2080-102gbs --device emulated --json -n 2 hello");
-    let predicted = json(&call(home, &line))["plan"]["predicted"].to_string();
-    assert!(predicted.contains("experts as their router chose them"), "{predicted}");
+    let by = |device: &str| {
+        let line = format!("generate -m {MODEL} --json -n 2 hello --device {device}");
+        json(&call(home, &line))["plan"]["predicted"]["by"].as_str().unwrap().to_owned()
+    };
+    let known = ", experts as their router chose them";
+    let here = by("emulated --hardware rtx2080-102gbs");
+    assert!(here.ends_with(known), "{here}");
+    // In emulated time the clock takes them to be alike, and so does the prediction.
+    let emulated = by("emulated:rtx2080-102gbs");
+    assert!(!emulated.contains(known), "{emulated}");
 }
 
 #[test]
