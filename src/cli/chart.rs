@@ -69,6 +69,16 @@ pub fn sheet(
     Ok(out)
 }
 
+/// `svg` with a title and a description for those who do not see it.
+pub fn described(svg: &str, title: &str, description: &str) -> String {
+    let plain = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let named = format!("<title>{}</title>\n<desc>{}</desc>", plain(title), plain(description));
+    match svg.split_once('>') {
+        Some((open, rest)) => format!("{}>\n{named}{rest}", open.replacen("<svg ", "<svg role=\"img\" ", 1)),
+        None => svg.to_owned(),
+    }
+}
+
 /// Draws the caption of a panel: `(a)  words`.
 pub fn caption(area: &Area<'_>, letter: &str, words: &str) -> Result<()> {
     area.draw(&Text::new(format!("({letter})  {words}"), (30, 6), text(15))).map_err(failed)

@@ -1,10 +1,15 @@
 //! `tandem inspect`: what is in a model.
 
+pub(super) mod experts;
+mod heat;
+
 use std::fmt::Write;
+use std::path::PathBuf;
 
 use anyhow::Result;
 use serde::Serialize;
 use tandem::model::{Description, LoadedModel, describe};
+use tandem::{Error, atomic_file};
 
 use super::progress::{megabytes, one_line};
 use super::{open, output};
@@ -21,6 +26,15 @@ pub struct Args {
     /// List every tensor, too.
     #[arg(long)]
     pub tensors: bool,
+    /// Show how the experts of a mixture are used, too, by what `tandem profile -m MODEL` has recorded.
+    #[arg(long)]
+    pub experts: bool,
+    /// Take that from this file, a copy that `tandem profile --router -o` made, and not from the cache folder.
+    #[arg(long, value_name = "FILE", requires = "experts")]
+    pub router_profile: Option<PathBuf>,
+    /// Draw the use of all experts of all layers.
+    #[arg(long, value_name = "FILE.svg", requires = "experts")]
+    pub plot: Option<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -32,6 +46,8 @@ struct Report {
     description: Description,
     #[serde(skip_serializing_if = "Option::is_none")]
     tensors: Option<Vec<TensorReport>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    router: Option<experts::Use>,
 }
 
 #[derive(Serialize)]
@@ -45,8 +61,24 @@ struct TensorReport {
 /// Loads and describes the model.
 pub fn run(args: &Args) -> Result<()> {
     let name = args.model.as_ref().or(args.named.as_ref()).expect("the parser wants one of them");
+    if let Some(path) = &args.plot {
+        if path.extension().is_none_or(|e| !e.eq_ignore_ascii_case("svg")) {
+            let why = format!("--plot {}: wanted the name of an .svg file", path.display());
+            return Err(Error::usage(why).into());
+        }
+        atomic_file::check(path)?;
+    }
     let model = open::outline(name)?;
-    let report = Report { description: describe(&model), tensors: args.tensors.then(|| tensors(&model)) };
+    let router = match args.experts {
+        true => Some(experts::Use::of(name, &model, args.router_profile.as_deref())?),
+        false => None,
+    };
+    if let (Some(path), Some(found)) = (&args.plot, &router) {
+        let drawn = heat::svg(&one_line(name), &one_line(&found.source()), found.router())?;
+        atomic_file::replace(path, |to| to.write_all(drawn.as_bytes()))?;
+    }
+    let tensors = args.tensors.then(|| tensors(&model));
+    let report = Report { description: describe(&model), tensors, router };
     if args.json { output::json(&report) } else { output::print(&text(&report)) }
 }
 
@@ -107,6 +139,9 @@ fn text(report: &Report) -> String {
     }
     for t in report.tensors.iter().flatten() {
         row("tensor", format!("{:<32} {:<5} {:?}", t.name, t.dtype, t.shape));
+    }
+    if let Some(found) = &report.router {
+        let _ = write!(out, "\n{}", found.text());
     }
     out
 }

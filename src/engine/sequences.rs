@@ -8,7 +8,7 @@ use super::memory::Memory;
 use super::options::Options;
 use super::place::Placement;
 use crate::device::{Accelerator, Clock};
-use crate::model::{ModelSpec, Weights};
+use crate::model::{ModelSpec, RouterProfile, Weights};
 use crate::program::{RequestId, Side};
 use crate::sched::Slots;
 use crate::text::Top;
@@ -190,6 +190,22 @@ impl Engine {
     /// [`Engine::timeline`], after which recording stops.
     pub fn end_trace(&mut self) -> Option<Timeline> {
         self.machine.end_trace()
+    }
+
+    /// Begins to count which experts rows choose on the host: what [`Engine::choices`] returns. Without, nothing is counted, and nothing
+    /// is spent on it. Does nothing for a model without experts.
+    pub fn count_choices(&mut self) {
+        let profile = self.spec.experts.as_ref().map(RouterProfile::empty);
+        self.machine.count_choices(profile.map(Box::new));
+    }
+
+    /// The choices of all rows computed since [`Engine::count_choices`], if that was called. Of the last layer only rows that want
+    /// logits are there ([`Wants::All`](crate::program::Wants::All) for all of them); of layers whose experts are on a device none.
+    pub fn choices(&mut self) -> Option<RouterProfile> {
+        let mut profile = self.machine.choices()?;
+        let layers = 0..profile.layers.len();
+        profile.tokens = layers.map(|layer| profile.tokens_of(layer)).max().unwrap_or(0);
+        Some(profile)
     }
 
     /// Counts `tokens` more tokens of a sequence as stored, on the host alone, without computing them: for timings,

@@ -8,6 +8,7 @@
 //! | [`load()`], [`from_gguf`], [`LoadedModel`], [`TextSource`], [`Weights`] | a model ready to run |
 //! | [`ModelSpec`], [`Experts`], [`RouterWeights`], [`Ffn`], [`Norm`], [`Position`], [`Rope`], [`RopePairing`], [`RopeScaling`], [`QueryScaling`] | its sizes, independent of the file format |
 //! | [`route`] | which experts a router's logits choose |
+//! | [`RouterProfile`], [`RouterCounts`] | how often each expert was chosen over a text, and what follows for the experts that rows read |
 //! | [`Block`], [`FeedForward`], [`Mlp`], [`Mixture`], [`MatrixSpec`], [`Bias`], [`NormSpec`], [`tensor_name`], [`expert_tensor_name`] | the tensors of a block and their names |
 //! | [`SamplingDefaults`], [`TEMPERATURE_RANGE`], [`TOP_P_RANGE`], [`MIN_P_RANGE`], [`REPEAT_PENALTY_RANGE`], [`PENALTY_RANGE`] | sampling settings from its files, and their valid ranges |
 //! | [`validate`], [`wanted_tensors`], [`describe()`], [`Description`] | the tensors it must have, and the tensors it has |
@@ -29,6 +30,7 @@ mod interleaved;
 mod load;
 mod loaded;
 mod router;
+mod router_profile;
 mod sampling;
 mod spec;
 mod stacks;
@@ -48,6 +50,7 @@ pub use hf::hf_spec;
 pub use load::{from_gguf, load};
 pub use loaded::{LoadedModel, TextSource};
 pub use router::route;
+pub use router_profile::{RouterCounts, RouterProfile};
 pub use sampling::{
     MIN_P_RANGE, PENALTY_RANGE, REPEAT_PENALTY_RANGE, SamplingDefaults, TEMPERATURE_RANGE, TOP_P_RANGE,
 };

@@ -12,6 +12,7 @@ use crate::plan::{
     self, Candidate, CostSource, Costs, FarForecast, Predictor, StepTimes, Strategy as System, Workload,
     programs,
 };
+use crate::profile::{ModelIdentity, kept_router};
 use crate::program::Placement;
 use crate::progress::Progress;
 use crate::simd::Isa;
@@ -195,8 +196,11 @@ impl Subject<'_> {
     /// The costs of this machine, and the sizes of the model.
     fn known(&self, device: Option<(&Kind, &DeviceInfo)>) -> Result<Option<Known>> {
         let basis = Basis::of(self.settings, self.model, device, self.progress)?;
-        let Some(Basis { hardware, tables, whose, from }) = basis else { return Ok(None) };
-        let sized = plan::Sizes::of_weights(&self.model.spec, &self.model.weights, Isa::selected()?);
+        let Some(Basis { hardware, tables, whose, mut from }) = basis else { return Ok(None) };
+        let sized = sized(self.settings, self.model, self.progress)?;
+        if sized.has_router() {
+            from += ", experts as their router chose them";
+        }
         let work = Workload {
             prompt: self.work.prompt.max(1) as u64,
             gen_len: self.work.gen_len as u64,
@@ -206,6 +210,24 @@ impl Subject<'_> {
         let source = Basis::source(hardware.clone(), tables);
         Ok(Some(Known { hardware, source, sized, work, whose, from }))
     }
+}
+
+/// The sizes of a model, its experts read as was recorded of its routers, if anything was. In emulated time all experts are alike to
+/// the clock, and so they are here.
+fn sized(settings: &Settings, model: &LoadedModel, progress: &dyn Progress) -> Result<plan::Sizes> {
+    let LoadedModel { spec, weights, source, .. } = model;
+    let sizes = plan::Sizes::of_weights(spec, weights, Isa::selected()?);
+    if spec.experts.is_none() || settings.timed_machine().is_some() {
+        return Ok(sizes);
+    }
+    Ok(match kept_router(&ModelIdentity::of(spec, weights, source), spec) {
+        Ok(Some(record)) => sizes.with_router(record.router),
+        Ok(None) => sizes,
+        Err(e) => {
+            progress.note(&format!("experts as if used alike: {e}"));
+            sizes
+        }
+    })
 }
 
 /// The sentence if no candidate fits: what the one lacks that lacks least.
@@ -242,7 +264,7 @@ impl Scheduling {
         progress: &dyn Progress,
     ) -> Result<Scheduling> {
         let basis = Basis::of(settings, model, Some(device), progress)?.expect("every device has figures");
-        let sizes = plan::Sizes::of_weights(&model.spec, &model.weights, Isa::selected()?);
+        let sizes = sized(settings, model, progress)?;
         Ok(Scheduling { source: basis.uncached(), sizes, placement: placement.clone() })
     }
 

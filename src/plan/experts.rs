@@ -1,8 +1,11 @@
-//! Experts by the side whose memory they are read from.
+//! Experts by the side whose memory they are read from, and how many of them rows read by a router's profile.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use crate::model::ModelSpec;
+use crate::model::{ModelSpec, RouterProfile};
 use crate::program::{Placement, Residence, Side};
 
 /// Experts of all layers, by where a decode step reads them.
@@ -33,5 +36,32 @@ impl ExpertCounts {
             counts.host += experts - device;
         }
         Some(counts)
+    }
+}
+
+/// The share of each layer's experts that rows read, by a router's profile. Planners ask for the same few numbers of rows thousands of
+/// times, and each answer is a sum over all experts.
+#[derive(Debug)]
+pub(super) struct SharesRead {
+    router: RouterProfile,
+    known: Mutex<FxHashMap<u64, Arc<[f64]>>>,
+}
+
+impl SharesRead {
+    pub fn of(router: RouterProfile) -> SharesRead {
+        SharesRead { router, known: Mutex::default() }
+    }
+
+    /// The share of the experts of `layer`, which has some, that `rows` rows read.
+    pub fn of_layer(&self, layer: usize, rows: u64) -> f64 {
+        // What a panic of another thread has left is whole entries.
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let shares = known.entry(rows).or_insert_with(|| {
+            let of = |layer: usize| {
+                self.router.distinct_of_all(layer, rows as f64) / self.router.experts(layer).max(1) as f64
+            };
+            (0..self.router.layers.len()).map(of).collect()
+        });
+        shares[layer]
     }
 }

@@ -2,11 +2,15 @@
 //!
 //! ```text
 //! W_attn = e·(d·h_a·d_h + 2·d·h_kv·d_h + h_a·d_h·d)      W_ffn = e·3·d·I (gated), e·2·d·I        (HELM §4.1, LIA §3)
-//! W_experts = e·3·d·I_e each; B rows read D(B) = E·(1 − (1 − k/E)^B) of E, each expert as likely as any other
+//! W_experts = e·3·d·I_e each; B rows read D(B) = E·(1 − (1 − k/E)^B) of E, each expert as likely as any other, or by the router's
+//! profile D(B) = Σ_e 1 − (1 − p_e)^B
 //! keys and values per token and layer = 2·h_kv·d_h·e      hidden row = d·e
 //! ```
 
-use crate::model::{self, Experts, FeedForward, Mlp, ModelSpec, Norm, Position, Weights};
+use std::sync::Arc;
+
+use super::experts::SharesRead;
+use crate::model::{self, Experts, FeedForward, Mlp, ModelSpec, Norm, Position, RouterProfile, Weights};
 use crate::program::{LayerPlacement, Residence, Side, Sublayer};
 use crate::simd::Isa;
 use crate::simd::linear::{Linear, Packed};
@@ -144,14 +148,35 @@ pub struct Sizes {
     pub shared_table: TwoSided,
     /// Whether both sides read a block in one layout, so that one copy in host memory serves both.
     pub one_layout: bool,
+    /// Which experts rows read; `None`: each is as likely as any other.
+    router: Option<Arc<SharesRead>>,
 }
 
 impl Sizes {
+    /// The same where rows choose experts as `router` says, which was [checked](RouterProfile::check) against the model.
+    ///
+    /// # Panics
+    /// If it is of another number of layers.
+    pub fn with_router(self, router: RouterProfile) -> Sizes {
+        assert_eq!(router.layers.len(), self.layers(), "layers of a router's profile");
+        Sizes { router: Some(Arc::new(SharesRead::of(router))), ..self }
+    }
+
+    /// Whether a router's profile says which experts are read.
+    pub fn has_router(&self) -> bool {
+        self.router.is_some()
+    }
+
     /// Bytes of the weights of a sublayer that `rows` rows read: all but those of experts that none of them is expected to use.
     pub fn read(&self, layer: usize, sublayer: Sublayer, rows: u64) -> TwoSided {
         let (block, all) = (&self.blocks[layer], self.blocks[layer].of(sublayer));
         let Some(e) = self.spec.experts_of(layer) else { return all };
-        let unused = block.of_experts(sublayer).share(1.0 - e.distinct(rows) / e.count as f64);
+        let read = match &self.router {
+            None => e.distinct(rows) / e.count as f64,
+            Some(router) => router.of_layer(layer, rows),
+        };
+        // The sum over all experts may exceed their number by a rounding.
+        let unused = block.of_experts(sublayer).share((1.0 - read).max(0.0));
         TwoSided { host: all.host - unused.host, device: all.device - unused.device }
     }
 
@@ -279,6 +304,7 @@ impl Sizes {
             head: bytes(table + norm_width(spec)),
             shared_table: if spec.tied_head { bytes(table) } else { TwoSided::default() },
             one_layout: true,
+            router: None,
         }
     }
 
@@ -350,6 +376,7 @@ impl Sizes {
                 (true, true) => TwoSided { host: 0, device: table.device },
             },
             one_layout,
+            router: None,
         }
     }
 
@@ -510,6 +537,37 @@ mod tests {
         // 30.5 billion parameters, 3.3 of them active.
         let elements = s.model().host as f64 / 2.0;
         assert!((30.4e9..30.7e9).contains(&elements), "{elements}");
+    }
+
+    /// A router that uses few experts reads less than one that uses all alike, and a step of one row reads k of them by either.
+    #[test]
+    fn a_routers_profile_says_what_is_read() {
+        let plain = sizes("qwen3-30b-a3b");
+        let mut router = RouterProfile::uniform(plain.spec.experts.as_ref().unwrap());
+        let uniform = plain.clone().with_router(router.clone());
+        // Layer 0 chooses among its first 16 experts.
+        router.tokens = 1 << 20;
+        for (e, n) in router.layers[0].counts.iter_mut().enumerate() {
+            *n = if e < 16 { 1 << 19 } else { 0 };
+        }
+        router.check("r", &plain.spec).unwrap();
+        let skewed = plain.clone().with_router(router);
+        assert!(skewed.has_router() && !plain.has_router());
+        let close = |a: u64, b: u64| a.abs_diff(b) <= 2;
+        for rows in [0, 1, 2, 8, 64, 512] {
+            for sublayer in Sublayer::ALL {
+                let [want, same, less] = [&plain, &uniform, &skewed].map(|s| s.read(0, sublayer, rows).host);
+                assert!(close(want, same), "{sublayer:?} of {rows} rows: {same} for {want}");
+                let fewer = rows > 1 && matches!(sublayer, Sublayer::Up | Sublayer::Down);
+                assert!(if fewer { less < want } else { close(want, less) }, "{sublayer:?} of {rows} rows");
+                assert!(close(skewed.read(1, sublayer, rows).host, plain.read(1, sublayer, rows).host));
+            }
+        }
+        // 16 of 128, and the hundred others hardly ever.
+        let expert = 3 * 2 * 2048 * 768;
+        let read = |part| skewed.read(0, part, 512).host;
+        let of_16 = read(Sublayer::Up) + read(Sublayer::Down) - 4 * 128 * 2048 - 2 * 2048;
+        assert!((16 * expert..17 * expert).contains(&of_16), "{} experts", of_16 as f64 / expert as f64);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! | `tables` | what came of it, with interpolation: the costs that planners ask for |
 //! | `execute` | real steps of the engine, held against what the tables predict |
 //! | `calibrate` | the factors that follow |
+//! | `router` | which experts a model's routers choose over a text |
 //! | `estimate` | this machine in a fraction of a second, where nothing has been measured |
 //! | `tune` | the tuning table of the kernels, measured on this machine |
 //! | `state` | whether the cores are shared at the moment, and samples sorted by it |
@@ -22,6 +23,7 @@
 //! | [`measure_model`], [`steps_of`], [`Subject`], [`Calibration`] | measures a model |
 //! | [`Tables`], [`Timings`], [`Measured`] | costs from measured times |
 //! | [`measured_tables`], [`tables_of`], [`measured_hardware`], [`measured_readers`], [`THIS_MACHINE`] | profiles of earlier runs |
+//! | [`RouterRecord`], [`RouterText`], [`record_router`], [`router_text`], [`kept_router`] | which experts a model's routers choose |
 //! | [`estimate()`], [`estimate_cpu`], [`similar_device`] | estimates for a machine without a profile |
 //! | [`measure_tuning`], [`TUNING_STEPS`], [`Tuned`], [`Finding`], [`Candidate`], [`TuningStore`], [`install_kept_tuning`] | measures the kernels' tuning table |
 //! | [`Gauge`], [`CoreProbe`], [`CoreState`], [`Sorted`] | detects whether cores are shared with other processes |
@@ -36,6 +38,7 @@ mod identity;
 mod limits;
 mod measure;
 mod peak;
+mod router;
 mod sample;
 mod state;
 mod store;
@@ -52,6 +55,7 @@ pub use limits::{
 };
 pub use measure::Subject;
 pub use peak::{Peak, peaks};
+pub use router::{RouterRecord, RouterText, record_router, router_text};
 pub use sample::{Effort, Samples};
 pub use state::{CoreProbe, CoreState, Gauge, Sorted};
 pub use store::{ModelProfile, Profile, Store};
@@ -85,6 +89,17 @@ pub fn tables_of(device: Option<&DeviceInfo>, model: &ModelIdentity) -> Option<T
     let store = Store::from_env().ok()?;
     let identity = Identity::of_machine(device).with_model(model.clone());
     Some(store.load(&identity).ok()??.model?.tables)
+}
+
+/// What the routers of a model chose, as `tandem profile -m` has kept it: `None` if it has not. Reads one file; runs nothing.
+///
+/// # Errors
+/// A file that is there and is damaged.
+pub fn kept_router(model: &ModelIdentity, spec: &ModelSpec) -> Result<Option<RouterRecord>> {
+    match spec.experts {
+        Some(_) => Store::from_env()?.load_router(model, spec),
+        None => Ok(None),
+    }
 }
 
 /// Times the operations of a model, then runs real steps of it: on the CPU, and on `accelerator`, if there is one.

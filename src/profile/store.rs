@@ -133,6 +133,11 @@ impl Store {
         Store { folder: home.join("profiles") }
     }
 
+    /// The folder of all profiles.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Where the profile of `identity` belongs.
     pub fn path(&self, identity: &Identity) -> PathBuf {
         self.folder.join(format!("{}.json", identity.key()))

@@ -14,6 +14,7 @@ mod profile;
 mod pull;
 mod random_memories;
 mod requests;
+mod router;
 mod self_test;
 mod serve;
 mod simulate;

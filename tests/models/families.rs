@@ -77,7 +77,7 @@ fn tokens_of(spec: &ModelSpec) -> usize {
 ///
 /// Tiers with bf16 dot products round more, so that they have a model of their own: what the others compute does not depend on the best
 /// tier of the machine.
-fn decided(name: &str, bf16_dots: bool, change: &dyn Fn(&mut ModelSpec)) -> LoadedModel {
+pub fn decided(name: &str, bf16_dots: bool, change: &dyn Fn(&mut ModelSpec)) -> LoadedModel {
     for seed in 7..2000 {
         let mut m = load(&format!("synth:{name},dtype=f32,seed={seed}")).unwrap();
         change(&mut m.spec);

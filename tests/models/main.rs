@@ -8,5 +8,6 @@ mod golden;
 mod invariance;
 mod load;
 mod rope;
+mod router;
 #[path = "../support/mod.rs"]
 mod support;

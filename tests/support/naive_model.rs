@@ -1,7 +1,7 @@
 //! The whole forward pass, slowly and obviously, in f64: no kernels, no cache, no batches, everything
 //! recomputed from the spec and the weights. The one thing that it shares with the engine is the dequantiser.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 use half::{bf16, f16};
 use tandem::model::{
@@ -15,15 +15,22 @@ type Rows = Vec<Vec<f64>>;
 /// The logits after each of `tokens`, in a context that they fill. Keys and values are rounded to `kv`, as a cache would store them: that
 /// is part of what the engine computes, not an error of it.
 pub fn logits(spec: &ModelSpec, weights: &Weights, kv: Half, tokens: &[u32]) -> Rows {
-    Naive { spec, weights, kv, closest: Cell::new(f64::INFINITY) }.run(tokens)
+    Naive::new(spec, weights, kv).run(tokens)
 }
 
 /// By how much the last chosen expert leads the next, at least, in standard deviations of the router's logits. Where the lead
 /// is smaller than what a computation rounds, it may choose another expert and still be right.
 pub fn closest_choice(spec: &ModelSpec, weights: &Weights, kv: Half, tokens: &[u32]) -> f64 {
-    let naive = Naive { spec, weights, kv, closest: Cell::new(f64::INFINITY) };
+    let naive = Naive::new(spec, weights, kv);
     naive.run(tokens);
     naive.closest.get()
+}
+
+/// The experts that each of `tokens` chooses in each layer; none in dense ones.
+pub fn choices(spec: &ModelSpec, weights: &Weights, kv: Half, tokens: &[u32]) -> Vec<Vec<Vec<usize>>> {
+    let naive = Naive::new(spec, weights, kv);
+    naive.run(tokens);
+    naive.chosen.into_inner()
 }
 
 struct Naive<'a> {
@@ -31,6 +38,15 @@ struct Naive<'a> {
     weights: &'a Weights,
     kv: Half,
     closest: Cell<f64>,
+    /// By layer, the choices of each row.
+    chosen: RefCell<Vec<Vec<Vec<usize>>>>,
+}
+
+impl<'a> Naive<'a> {
+    fn new(spec: &'a ModelSpec, weights: &'a Weights, kv: Half) -> Naive<'a> {
+        let chosen = RefCell::new(vec![Vec::new(); spec.n_layers]);
+        Naive { spec, weights, kv, closest: Cell::new(f64::INFINITY), chosen }
+    }
 }
 
 impl Naive<'_> {
@@ -165,6 +181,7 @@ impl Naive<'_> {
         }
         let exp = |e: &usize| (logits[*e] - logits[order[0]]).exp();
         let chosen = &order[..of.used];
+        self.chosen.borrow_mut()[layer].push(chosen.to_vec());
         let sum: f64 = match of.weights {
             RouterWeights::OfAll => order.iter().map(exp).sum(),
             RouterWeights::OfChosen => chosen.iter().map(exp).sum(),

@@ -52,6 +52,10 @@ pub struct Args {
     /// Compare all, or predict one; what is fixed of a placement selects its strategy.
     #[arg(long, value_parser = Choice::parser(), default_value = "auto")]
     pub strategy: Choice,
+    /// How often the routers of a mixture choose which expert: a copy that `tandem profile --router -o` made, also of other weight types
+    /// of the model [default: what tandem profile has recorded of -m, else each expert as often as any other].
+    #[arg(long, value_name = "FILE")]
+    pub router_profile: Option<PathBuf>,
     /// What is fixed of the placement.
     #[command(flatten)]
     pub fixed: FixedArgs,
@@ -101,6 +105,8 @@ struct Report<'a> {
     batch: u64,
     /// Source of the times: `tables` or `roofline`.
     times: &'a str,
+    /// Source of how often each expert is chosen: `uniform`, or a file; null of a dense model.
+    router: Option<&'a str>,
     candidates: &'a [Candidate],
     chosen: Option<Strategy>,
     why: &'a str,
@@ -124,7 +130,8 @@ pub fn run(args: &Args) -> Result<()> {
         strategy => strategy,
     };
     args.fixed.fixed().check_strategy(strategy.name())?;
-    let subject = inputs::Subject::of(args.spec.as_deref(), args.model.as_deref())?;
+    let subject =
+        inputs::Subject::of(args.spec.as_deref(), args.model.as_deref(), args.router_profile.as_deref())?;
     let sizes = &subject.sizes;
     let (hardware, tables) =
         tandem::open::hardware(&args.hardware, subject.identity(), &progress::Stderr::default())?;
@@ -158,6 +165,9 @@ pub fn run(args: &Args) -> Result<()> {
     };
     if tables.is_some() {
         progress::note("times are from the tables that tandem profile has measured of this model");
+    }
+    if sizes.has_router() {
+        progress::note("experts are read as their router's profile says");
     }
     let strategies = strategy.0.map_or(Strategy::ALL.to_vec(), |strategy| vec![strategy]);
     let planned = |on: &Hardware| planned(&subject, on, &request, &strategies, tables.as_ref());
@@ -194,6 +204,7 @@ pub fn run(args: &Args) -> Result<()> {
         gen_len: request.gen_len,
         batch: request.batch,
         times: if tables.is_some() { "tables" } else { "roofline" },
+        router: subject.router.as_deref(),
         candidates: &found.candidates,
         chosen: Some(found.candidates[chosen].strategy),
         why: &found.why,

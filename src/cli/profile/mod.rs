@@ -1,5 +1,6 @@
 //! `tandem profile`: what this machine can do, and how long a model's operations take on it, measured once and kept.
 
+mod router;
 mod table;
 
 use std::path::{Path, PathBuf};
@@ -17,7 +18,8 @@ use tandem::{Error, atomic_file};
 use super::{open, output, progress};
 
 /// Measures this machine: memory, arithmetic, the device and the link to it; with -m also how long each operation of a model takes.
-/// What was measured is kept for the next time, and `tandem plan --hardware auto` reads it.
+/// Of a mixture of experts it also records which experts the routers choose over a text. What was measured is kept for the next time,
+/// and `tandem plan --hardware auto` reads it.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Time the operations of this model, too: a .gguf file, a folder, a name that `tandem pull` knows, or synth:NAME.
@@ -29,6 +31,16 @@ pub struct Args {
     /// Write a copy of the profile to this file.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// Record which experts the routers choose, and measure nothing.
+    #[arg(long, requires = "model")]
+    pub router: bool,
+    /// The text to record routers over (- is standard input) [default: documents and code of Tandem].
+    #[arg(long, value_name = "FILE", requires = "model")]
+    pub text: Option<PathBuf>,
+    /// Tokens of it to read [default: 4096, with --quick 512].
+    #[arg(long, value_name = "N", requires = "model", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub tokens: Option<u32>,
     /// A few seconds of smaller and fewer probes, not half a minute.
     #[arg(long)]
     pub quick: bool,
@@ -47,17 +59,23 @@ struct Report<'a> {
     cached: bool,
     #[serde(flatten)]
     profile: &'a Profile,
+    /// Of a mixture of experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    router: Option<&'a router::Recorded>,
 }
 
 /// Measures, or reads an earlier measurement, and prints it.
 pub fn run(args: &Args) -> Result<()> {
-    open::measured_tier()?;
-    let device = device(&args.device)?;
-    let machine = Identity::of_machine(device.as_ref().map(|d| d.runtime().info()));
     let store = Store::from_env()?;
     if let Some(path) = &args.output {
         atomic_file::check(path)?;
     }
+    if let (true, Some(model)) = (args.router, &args.model) {
+        return router::run(args, &store, model);
+    }
+    open::measured_tier()?;
+    let device = device(&args.device)?;
+    let machine = Identity::of_machine(device.as_ref().map(|d| d.runtime().info()));
     let (profile, cached) = match &args.model {
         Some(model) => of_model(args, &store, machine, device.as_ref(), model)?,
         None => of_machine(args, &store, machine, device.as_ref())?,
@@ -69,15 +87,24 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(path) = &args.output {
         profile.write(path)?;
     }
+    let router =
+        args.model.as_ref().map(|model| router::recorded(args, &store, model)).transpose()?.flatten();
     if args.json {
-        return output::json(&Report { file: &file, cached, profile: &profile });
+        return output::json(&Report { file: &file, cached, profile: &profile, router: router.as_ref() });
     }
     output::print(&table::limits(&profile))?;
     if let Some(model) = &profile.model {
         output::print(&table::model(&profile, model))?;
     }
+    if let Some(found) = &router {
+        output::print(&format!("\n{}", router::text_of(&found.record)))?;
+    }
     let how = if cached { "measured before, --again measures anew" } else { "kept" };
-    output::line(&format!("\n{how}: {}", file.display()))
+    output::line(&format!("\n{how}: {}", file.display()))?;
+    router.map_or(Ok(()), |found| {
+        let how = if found.cached { "recorded before" } else { "kept" };
+        output::line(&format!("{how}: {}", found.file.display()))
+    })
 }
 
 /// The machine's profile, and whether it is an earlier one.

@@ -312,7 +312,7 @@ pub fn run(args: &Args) -> Result<()> {
     args.records.as_deref().map_or(Ok(()), atomic_file::check)?;
     let asked = args.targets.targets()?;
     let window = args.timeline.window()?;
-    let subject = inputs::Subject::of(args.spec.as_deref(), args.model.as_deref())?;
+    let subject = inputs::Subject::of(args.spec.as_deref(), args.model.as_deref(), None)?;
     let (model, sizes) = (subject.identity().cloned(), subject.sizes);
     if sizes.spec.experts.is_some() {
         return Err(Error::Unsupported(format!(

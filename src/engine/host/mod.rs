@@ -13,6 +13,7 @@
 //! | `qkv` | project, append |
 //! | `attend` | attend, out_proj |
 //! | `ffn` | ffn_up, ffn_down |
+//! | `choices` | counts which experts rows choose, if asked to |
 //! | `experts` | the same of experts; [`model::route`](crate::model::route) chooses, `expert_rows` sorts and has the memory |
 //!
 //! Any sublayer of any layer runs on any range of rows, so that an executor may alternate with an accelerator: between
@@ -24,6 +25,7 @@
 //! not depend on where rows lie in the workspace, on the number of threads, or on operations that ran in between.
 
 mod attend;
+mod choices;
 mod ends;
 mod expert_rows;
 mod experts;
@@ -48,6 +50,7 @@ use crate::simd::linear::Mode;
 use crate::simd::tuning::Tuning;
 use crate::simd::{Isa, Kernels};
 
+pub(super) use self::choices::count_choices;
 pub use self::residual::Residual;
 use self::rope::RopeCache;
 pub use self::step::{HostSeq, HostStep};

@@ -157,6 +157,16 @@ impl HostStep {
         &self.seqs[self.seqs.partition_point(|s| s.row0 <= row) - 1]
     }
 
+    /// Those of `rows` of the workspace that follow each other in one sequence, sequence by sequence.
+    pub(super) fn runs(&self, rows: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let (first, rows) = (self.first_row, rows.clone());
+        let of = move |s: &Seq| {
+            let own = first + s.row0..first + s.row0 + s.n_rows;
+            own.start.max(rows.start)..own.end.min(rows.end)
+        };
+        self.seqs.iter().map(of).filter(|run| !run.is_empty())
+    }
+
     /// The attention plan of `rows` of the workspace; row 0 of the plan is the first of them.
     pub(super) fn plan(&mut self, host: &Host, windowed: bool, rows: Range<usize>) -> &mut AttnPlan {
         let known = self.plans.iter().position(|p| p.windowed == windowed && p.rows == rows);

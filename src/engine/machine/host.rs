@@ -9,11 +9,11 @@ use super::parts::PartMail;
 use crate::Result;
 use crate::cache::{LayerKv, PAGE_TOKENS, PagePool};
 use crate::device::{Mailbox, Shape};
-use crate::engine::host::{Host, HostSeq, HostStep, HostWorkspace, Residual};
+use crate::engine::host::{Host, HostSeq, HostStep, HostWorkspace, Residual, count_choices};
 use crate::engine::options::Options;
 use crate::engine::prepare::Prepared;
 use crate::host::Pool;
-use crate::model::ModelSpec;
+use crate::model::{ModelSpec, RouterProfile};
 use crate::program::{Cargo, Kind, Op, Part, Placement, Sublayer};
 use crate::simd::Isa;
 use crate::simd::attention::AttnOut;
@@ -35,6 +35,8 @@ pub(super) struct HostHalf {
     pub parts: Vec<HostPart>,
     /// The model's shape on the device, if there is one.
     pub shape: Option<Shape>,
+    /// The choices of routers, if they are counted.
+    pub choices: Option<Box<RouterProfile>>,
     /// Panics after this many more operations (tests).
     #[cfg(test)]
     pub panics_at: Option<usize>,
@@ -102,6 +104,7 @@ impl HostHalf {
             places,
             parts,
             shape,
+            choices: None,
             #[cfg(test)]
             panics_at: None,
             #[cfg(test)]
@@ -191,7 +194,7 @@ impl HostHalf {
             let sleeps = [0, 0, 200, 1000, 5000][(*state >> 33) as usize % 5];
             std::thread::sleep(std::time::Duration::from_micros(sleeps));
         }
-        let HostHalf { model, pool, host, kv, far, places, own_experts, parts, shape, .. } = self;
+        let HostHalf { model, pool, host, kv, far, places, own_experts, parts, shape, choices, .. } = self;
         let HostPart { ws, step, far_step, wanted, compact, picked, mailbox, parts } =
             &mut parts[op.sub_batch as usize];
         let mail = letters.as_ref().map(|letters| Mail {
@@ -265,7 +268,12 @@ impl HostHalf {
                 }
             }
             Kind::OutProj => cx.out_proj(ws, model.layer(l), rows),
-            Kind::FfnUp { add } => cx.ffn_up(ws, model.layer(l), of(Some(l), Sublayer::Out, add), rows),
+            Kind::FfnUp { add } => {
+                cx.ffn_up(ws, model.layer(l), of(Some(l), Sublayer::Out, add), rows.clone());
+                if let Some(profile) = choices {
+                    count_choices(profile, l, ws, step, &rows);
+                }
+            }
             Kind::FfnDown => cx.ffn_down(ws, model.layer(l), rows),
             Kind::Experts => {
                 let own = own_experts[l].as_ref().expect("a layer whose experts are divided");

@@ -94,7 +94,7 @@ use super::memory::Memory;
 use super::place::Placement as Where;
 use crate::Result;
 use crate::device::Clock;
-use crate::model::ModelSpec;
+use crate::model::{ModelSpec, RouterProfile};
 use crate::program::{Flow, Iteration, Placement};
 use crate::text::Top;
 use crate::timeline::Timeline;
@@ -282,6 +282,18 @@ impl RealMachine {
         if let Some(host) = &mut self.host {
             host.with(|half| half.touch(pages));
         }
+    }
+
+    /// Counts the choices of routers on the host from now on, or no more.
+    pub fn count_choices(&mut self, from: Option<Box<RouterProfile>>) {
+        if let Some(host) = &mut self.host {
+            host.with(|half| half.choices = from);
+        }
+    }
+
+    /// The choices counted so far.
+    pub fn choices(&mut self) -> Option<RouterProfile> {
+        self.host.as_mut()?.with(|half| half.choices.as_deref().cloned())
     }
 
     /// Where the model runs.
