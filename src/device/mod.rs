@@ -43,9 +43,9 @@ mod turns;
 
 pub use accelerator::{
     Accelerator, Attend, EmbedWeight, ExpertRows, ExpertShape, ExpertWeights, FeedForward, FfnWeights,
-    LayerPages, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NO_SLOT, NormWeight, PageMove, PartialRows,
-    Publish, Published, Residual, RowBytes, RowSpan, Shape, Step, StepContext, StepDesc, StepSeq, SubBatch,
-    SubBatches, TOP_BYTES, TOP_K, UpWeight, Workspace, top_error, top_of,
+    LayerPages, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NO_SLOT, NormWeight, PageMove,
+    PartialRows, Publish, Published, Residual, RowBytes, RowSpan, Shape, Step, StepContext, StepDesc,
+    StepSeq, SubBatch, SubBatches, TOP_BYTES, TOP_K, UpWeight, Workspace, top_error, top_of,
 };
 pub use clock::{Clock, CopySpans, Moment, Rates, Work, uncount_waits};
 pub use launches::Launches;

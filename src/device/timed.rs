@@ -17,9 +17,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::accelerator::{
-    Accelerator, Attend, EmbedWeight, ExpertShape, ExpertWeights, FeedForward, LayerPages, LayerWeights,
-    Limits, LinearSource, LinearWeight, Mailbox, NormWeight, PageMove, PartialRows, Publish, Residual, Shape,
-    Step, StepContext, StepDesc, UpWeight, Workspace,
+    Accelerator, Attend, EmbedWeight, ExpertWeights, FeedForward, LayerPages, LayerWeights, Limits,
+    LinearSource, LinearWeight, Mailbox, NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step,
+    StepContext, StepDesc, UpWeight, Workspace,
 };
 use super::clock::{Clock, Rates, Work};
 use super::emulated::EmulatedRuntime;
@@ -28,7 +28,7 @@ use super::runtime::{DevPtr, Lane, Runtime};
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::host::Pool;
-use crate::model::share_read;
+use crate::model::distinct;
 use crate::tensor::{DType, Half};
 
 /// Bytes of activations that a level-two cache keeps from one kernel to the next: 4 MiB, as on a T4, since machine
@@ -84,10 +84,11 @@ fn ups(up: &UpWeight, rows: usize) -> Work {
     }
 }
 
-/// The matrices of the experts here that so many rows are expected to use, each expert as likely as any other; `w` is that of one.
-fn of_experts(w: Work, e: &ExpertShape, here: usize, rows: usize) -> Work {
-    let read = here as f64 * share_read(e.count, e.used, rows as u64);
-    let choices = (rows * e.used * here) as f64 / e.count as f64;
+/// The matrices of the experts here that so many rows are expected to use, each expert here as likely as any other; `w` is that of
+/// one.
+fn of_experts(w: Work, of: &ExpertWeights, rows: usize) -> Work {
+    let read = distinct(of.here, of.uses, rows as u64);
+    let choices = rows as f64 * of.uses;
     Work { flops: (w.flops as f64 * choices).round() as u64, bytes: (w.bytes as f64 * read).round() as u64 }
 }
 
@@ -102,7 +103,7 @@ fn experts_up(shape: &Shape, w: &ExpertWeights, rows: usize) -> (Work, usize) {
     let shared = w.shared.as_ref().map_or(Work::default(), |(mlp, _)| ups(&mlp.up, rows));
     // Rows are copied to the places of their choices, and read there.
     let (inputs, outputs) = (4 * rows * e.used * d, 2 * rows * (e.used * e.d_ff + e.shared));
-    (sum([route, of_experts(one, e, w.here, rows), shared]), inputs + outputs)
+    (sum([route, of_experts(one, w, rows), shared]), inputs + outputs)
 }
 
 /// The second matrices, and the sum.
@@ -111,7 +112,7 @@ fn experts_down(shape: &Shape, w: &ExpertWeights, rows: usize) -> Work {
     let one = Work { flops: (2 * shape.d_model * e.d_ff) as u64, ..linear(&w.down, 0) };
     let shared = w.shared.as_ref().map_or(Work::default(), |(mlp, _)| linear(&mlp.down, rows));
     let inputs = memory(2 * rows * e.used * e.d_ff);
-    sum([of_experts(one, e, w.here, rows), shared, inputs, activations(8 * rows * e.used * shape.d_model)])
+    sum([of_experts(one, w, rows), shared, inputs, activations(8 * rows * e.used * shape.d_model)])
 }
 
 fn sum(parts: impl IntoIterator<Item = Work>) -> Work {

@@ -22,6 +22,7 @@
 
 mod batcher;
 mod cohorts;
+mod divided;
 mod forward;
 mod homes;
 mod host;

@@ -1,8 +1,10 @@
 //! Options of an engine: how to run a model.
 
+use std::sync::Arc;
+
 use crate::cache::KvGeometry;
 use crate::host::NumaBinding;
-use crate::model::{ModelSpec, Position, Rope};
+use crate::model::{ModelSpec, Position, Rope, RouterProfile};
 use crate::plan::StepTimes;
 use crate::program::Far;
 use crate::simd::Isa;
@@ -58,6 +60,9 @@ pub struct Options {
     pub sub_batches: usize,
     /// Memory nodes for weights on the host; `None`: the system decides. Other memory is not affected.
     pub weights_node: Option<NumaBinding>,
+    /// How often the routers of a mixture of experts choose which expert: where a layer's experts are divided, the device has the most
+    /// used ones. `None`: the first.
+    pub router: Option<Arc<RouterProfile>>,
 }
 
 impl Options {
@@ -80,6 +85,7 @@ impl Options {
             times: None,
             sub_batches: 1,
             weights_node: None,
+            router: None,
         }
     }
 }

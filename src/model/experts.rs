@@ -84,6 +84,13 @@ impl Experts {
     }
 }
 
+/// Expected number of different ones of `count` experts that `rows` rows use, of which a row uses `uses` in the mean, each as likely as
+/// any other.
+pub fn distinct(count: usize, uses: f64, rows: u64) -> f64 {
+    let count = count as f64;
+    count * (1.0 - (1.0 - uses / count.max(1.0)).max(0.0).powf(rows as f64))
+}
+
 /// The share of `count` experts that `rows` rows read, each row `used` of them, each expert as likely as any other.
 pub fn share_read(count: usize, used: usize, rows: u64) -> f64 {
     1.0 - (1.0 - used as f64 / count as f64).powf(rows as f64)

@@ -44,7 +44,7 @@ pub use block::{
 };
 pub use check::{validate, wanted_tensors};
 pub use describe::{Description, describe};
-pub(crate) use experts::share_read;
+pub(crate) use experts::{distinct, share_read};
 pub use export::{export_gguf, export_hf_folder, export_split_gguf};
 pub use hf::hf_spec;
 pub use load::{from_gguf, load};

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::decision::Decision;
 use super::model::Model;
-use super::predict::{Subject, Use};
+use super::predict::{Subject, Use, router};
 use super::settings::{Settings, Strategy};
 use super::source::decimal;
 use super::{Requests, details};
@@ -130,6 +130,7 @@ impl Model {
             logits: demand.logits,
             pages: demand.pages,
             weights_node: settings.weights_binding()?,
+            router: settings.kind().and_then(|_| router(&self.loaded, progress)).map(Arc::new),
             kv_pages: settings.kv_pages,
             far: settings.far,
             chunk: settings.chunk.unwrap_or(defaults.chunk),

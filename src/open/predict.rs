@@ -7,7 +7,7 @@ use super::settings::Settings;
 use crate::device::{DeviceInfo, Kind};
 use crate::engine::{Options, Sizes};
 use crate::hardware::Hardware;
-use crate::model::LoadedModel;
+use crate::model::{LoadedModel, RouterProfile};
 use crate::plan::{
     self, Candidate, CostSource, Costs, FarForecast, Predictor, StepTimes, Strategy as System, Workload,
     programs,
@@ -212,22 +212,29 @@ impl Subject<'_> {
     }
 }
 
-/// The sizes of a model, its experts read as was recorded of its routers, if anything was. In emulated time all experts are alike to
-/// the clock, and so they are here.
+/// The sizes of a model, its experts read as was recorded of its routers, if anything was. In emulated time all experts of whole layers
+/// are alike to the clock, and so they are here.
 fn sized(settings: &Settings, model: &LoadedModel, progress: &dyn Progress) -> Result<plan::Sizes> {
-    let LoadedModel { spec, weights, source, .. } = model;
+    let LoadedModel { spec, weights, .. } = model;
     let sizes = plan::Sizes::of_weights(spec, weights, Isa::selected()?);
-    if spec.experts.is_none() || settings.timed_machine().is_some() {
-        return Ok(sizes);
-    }
-    Ok(match kept_router(&ModelIdentity::of(spec, weights, source), spec) {
-        Ok(Some(record)) => sizes.with_router(record.router),
-        Ok(None) => sizes,
+    Ok(match router(model, progress) {
+        Some(router) if settings.timed_machine().is_some() => sizes.with_most_used(&router),
+        Some(router) => sizes.with_router(router),
+        None => sizes,
+    })
+}
+
+/// What was recorded of a model's routers, if anything was.
+pub(super) fn router(model: &LoadedModel, progress: &dyn Progress) -> Option<RouterProfile> {
+    let LoadedModel { spec, weights, source, .. } = model;
+    spec.experts.as_ref()?;
+    match kept_router(&ModelIdentity::of(spec, weights, source), spec) {
+        Ok(record) => Some(record?.router),
         Err(e) => {
             progress.note(&format!("experts as if used alike: {e}"));
-            sizes
+            None
         }
-    })
+    }
 }
 
 /// The sentence if no candidate fits: what the one lacks that lacks least.

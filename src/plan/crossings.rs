@@ -114,7 +114,13 @@ mod tests {
                 Policy::from_bits([qkv, attention, attention, out, ffn, bit(8) ^ ffn])
             };
             let (prefill, decode) = (policy([0, 1, 2, 3]), policy([4, 5, 6, 7]));
-            let layer = LayerPlacement { weights: Residence::Streamed, prefill, decode, kv: Side::Host, device_experts: 0 };
+            let layer = LayerPlacement {
+                weights: Residence::Streamed,
+                prefill,
+                decode,
+                kv: Side::Host,
+                device_experts: 0,
+            };
             let side = |host: bool| if host { Side::Host } else { Side::Device };
             let mut placement = Placement::all(side(bit(2)), 3, 0);
             placement.head = side(bit(5));

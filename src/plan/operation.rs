@@ -105,7 +105,9 @@ impl<'a> OpCosts<'a> {
                     Cargo::Attn => HALF * q,
                     Cargo::Act => HALF * spec.d_ff as u64,
                     // A normed row, and of each choice its expert and weight.
-                    Cargo::Choices => HALF * d + 2 * WORD * spec.experts.as_ref().map_or(0, |e| e.used as u64),
+                    Cargo::Choices => {
+                        HALF * d + 2 * WORD * spec.experts.as_ref().map_or(0, |e| e.used as u64)
+                    }
                     Cargo::Share => F32 * d,
                 }
             }
@@ -200,7 +202,7 @@ impl<'a> OpCosts<'a> {
         // Nearly all that a row multiplies in a feed-forward of experts is experts.
         let of_experts = || {
             let layer = op.layer.expect("experts belong to a layer") as usize;
-            self.sizes.part_of_experts(layer, side, op.work.device_experts)
+            self.sizes.part_of_experts(layer, side, op.work.device_experts, rows)
         };
         // A copy reads and writes as many bytes: half of both together.
         let halved = |read: u64, written: u64| (read + written).div_ceil(2);

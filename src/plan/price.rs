@@ -120,7 +120,7 @@ pub fn block(
             let parts = [Sublayer::Up, Sublayer::Down].map(|s| costs.product(side, layer, s, rows));
             parts.iter().sum()
         };
-        let part = |side| ffn(side) * sizes.part_of_experts(layer, side, at.device_experts);
+        let part = |side| ffn(side) * sizes.part_of_experts(layer, side, at.device_experts, rows);
         let ways = costs.transfer(Direction::ToHost, sizes.hidden(rows))
             + costs.transfer(Direction::ToDevice, 2 * sizes.hidden(rows));
         t.compute += part(Side::Device).max(part(Side::Host) + ways) - ffn(Side::Device);

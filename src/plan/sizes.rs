@@ -117,7 +117,8 @@ impl Block {
     pub fn placed(&self, at: &LayerPlacement, experts: usize) -> TwoSided {
         let all = self.total();
         if at.is_divided() && self.has_experts() {
-            let of_experts = self.experts[0].add(self.experts[1]).share(1.0 - share_of(at.device_experts, experts));
+            let of_experts =
+                self.experts[0].add(self.experts[1]).share(1.0 - share_of(at.device_experts, experts));
             return TwoSided { device: all.device - of_experts.device + 4 * experts as u64, ..all };
         }
         let whole = at.weights == Residence::Streamed || at.computes_ffn_on(Side::Device);
@@ -131,6 +132,21 @@ impl Block {
 /// The share of `count` experts that `n` of them are.
 fn share_of(n: u16, count: usize) -> f64 {
     f64::from(n) / count.max(1) as f64
+}
+
+/// Choices of a row that fall on the 0, 1, 2... most used experts of a layer, in the mean over the layers that have experts.
+fn most_used(router: &RouterProfile) -> Arc<[f64]> {
+    let layers: Vec<usize> = (0..router.layers.len()).filter(|&l| router.experts(l) > 0).collect();
+    let count = layers.first().map_or(0, |&l| router.experts(l));
+    let mut uses = vec![0.0; count + 1];
+    for &l in &layers {
+        let mut sum = 0.0;
+        for (n, e) in router.by_use(l).into_iter().enumerate() {
+            sum += router.probability(l, e);
+            uses[n + 1] += sum / layers.len() as f64;
+        }
+    }
+    uses.into()
 }
 
 /// See the [module](self).
@@ -150,6 +166,9 @@ pub struct Sizes {
     pub one_layout: bool,
     /// Which experts rows read; `None`: each is as likely as any other.
     router: Option<Arc<SharesRead>>,
+    /// Choices of a row that fall on the 0, 1, 2... most used experts of a layer, in the mean over the layers; `None`: each is as likely
+    /// as any other.
+    most_used: Option<Arc<[f64]>>,
 }
 
 impl Sizes {
@@ -159,7 +178,14 @@ impl Sizes {
     /// If it is of another number of layers.
     pub fn with_router(self, router: RouterProfile) -> Sizes {
         assert_eq!(router.layers.len(), self.layers(), "layers of a router's profile");
-        Sizes { router: Some(Arc::new(SharesRead::of(router))), ..self }
+        let sizes = self.with_most_used(&router);
+        Sizes { router: Some(Arc::new(SharesRead::of(router))), ..sizes }
+    }
+
+    /// The same where divided layers have the experts on the GPU that `router` says are most used. Of whole layers rows read as many
+    /// experts as without it.
+    pub fn with_most_used(self, router: &RouterProfile) -> Sizes {
+        Sizes { most_used: Some(most_used(router)), ..self }
     }
 
     /// Whether a router's profile says which experts are read.
@@ -187,15 +213,24 @@ impl Sizes {
     }
 
     /// The part of a layer's experts that `side` has where the device has `device_experts` of them and the host the others: of their
-    /// bytes that some rows read, and of these rows' products.
-    pub fn part_of_experts(&self, layer: usize, side: Side, device_experts: u16) -> f64 {
-        let Some(e) = self.spec.experts_of(layer) else { return 1.0 };
-        let device = share_of(device_experts, e.count);
-        match side {
-            _ if device_experts == 0 => 1.0,
-            Side::Device => device,
-            Side::Host => 1.0 - device,
-        }
+    /// bytes that `rows` rows read, or of these rows' products, whichever is more.
+    pub fn part_of_experts(&self, layer: usize, side: Side, device_experts: u16, rows: u64) -> f64 {
+        let Some(e) = self.spec.experts_of(layer).filter(|_| device_experts > 0 && rows > 0) else {
+            return 1.0;
+        };
+        let (here, used) = (usize::from(device_experts).min(e.count), e.used as f64);
+        let of_device =
+            self.most_used.as_ref().map_or(used * share_of(device_experts, e.count), |uses| uses[here]);
+        let (count, uses) = match side {
+            Side::Device => (here, of_device),
+            Side::Host => (e.count - here, used - of_device),
+        };
+        let every = match &self.router {
+            None => e.distinct(rows),
+            Some(router) => e.count as f64 * router.of_layer(layer, rows),
+        };
+        // Those of a side as likely as each other.
+        (model::distinct(count, uses, rows) / every).max(uses / used)
     }
 
     /// The mean over the blocks of what `of` gives for a block's window. It is asked once for each window that there is.
@@ -305,6 +340,7 @@ impl Sizes {
             shared_table: if spec.tied_head { bytes(table) } else { TwoSided::default() },
             one_layout: true,
             router: None,
+            most_used: None,
         }
     }
 
@@ -377,6 +413,7 @@ impl Sizes {
             },
             one_layout,
             router: None,
+            most_used: None,
         }
     }
 

@@ -201,7 +201,10 @@ impl Kind {
 
     /// Whether it multiplies with a layer's weights.
     pub const fn has_weights(self) -> bool {
-        matches!(self, Kind::Project { .. } | Kind::OutProj | Kind::FfnUp { .. } | Kind::FfnDown | Kind::Experts)
+        matches!(
+            self,
+            Kind::Project { .. } | Kind::OutProj | Kind::FfnUp { .. } | Kind::FfnDown | Kind::Experts
+        )
     }
 }
 

@@ -141,8 +141,8 @@ pub struct LayerPlacement {
     /// Where its pages of keys and values are kept. Of a block with [`Side::Device`], a sequence's oldest pages may
     /// be moved to the host.
     pub kv: Side,
-    /// Of a block whose experts are divided, how many the device has: the [most used](Placement::device_experts) ones. It routes, and
-    /// the host computes the others. 0: both parts of the feed-forward are where the policies say.
+    /// Of a block whose experts are divided, how many the device has: the most used ones. It routes, and the host computes the others.
+    /// 0: both parts of the feed-forward are where the policies say.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub device_experts: u16,
 }
@@ -292,13 +292,6 @@ impl Placement {
     /// The widest window: tokens that are behind it no block with a window sees.
     pub fn widest_window(&self) -> Option<u32> {
         self.windows.iter().flatten().max().copied()
-    }
-
-    /// The experts of `layer`, of `count`, that the device has, ascending: as many as [`LayerPlacement::device_experts`] says of the
-    /// most used.
-    pub fn device_experts(&self, layer: usize, count: usize) -> Vec<u32> {
-        let n = usize::from(self.layers[layer].device_experts).min(count);
-        (0..n as u32).collect()
     }
 
     /// Whether the host goes on behind its attention of a block's decode rows: their feed-forward is its own, too.

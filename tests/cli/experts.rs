@@ -191,7 +191,11 @@ fn what_only_mixtures_have_is_refused_for_others() {
         "--gpu-experts 9: the model has 8 in a block",
     );
     let ncmoe = ["--gpu-experts", "1", "--strategy", "ncmoe"];
-    assert_error(&generate(model, "emulated", &ncmoe), 2, "--gpu-experts: is of --strategy experts, not of ncmoe");
+    assert_error(
+        &generate(model, "emulated", &ncmoe),
+        2,
+        "--gpu-experts: is of --strategy experts, not of ncmoe",
+    );
     let helm = ["--n-cpu-moe", "1", "--strategy", "helm"];
     assert_error(&generate(model, "emulated", &helm), 2, "--n-cpu-moe: is of --strategy ncmoe, not of helm");
     let split = ["--strategy", "lia", "--policy", "prefill=0,0,0,0,0,0,decode=0,0,0,0,0,1"];

@@ -136,7 +136,13 @@ fn every_strategy_gives_the_cpus_tokens() {
     let streamed = |pinned: usize, decode: Policy, kv: Side| {
         let mut p = Placement::all(Side::Device, n, 0);
         let prefill = Policy::all(Side::Device);
-        p.layers[pinned..].fill(LayerPlacement { weights: Residence::Streamed, prefill, decode, kv, device_experts: 0 });
+        p.layers[pinned..].fill(LayerPlacement {
+            weights: Residence::Streamed,
+            prefill,
+            decode,
+            kv,
+            device_experts: 0,
+        });
         sizes.device(&p).total()
     };
     let cap = streamed(1, Policy::all(Side::Host), Side::Host);
@@ -163,7 +169,13 @@ fn every_strategy_gives_the_cpus_tokens() {
     check(streamed(0, Policy::all(Side::Device), Side::Device), "--strategy stream", &want);
     let mut less = Placement::all(Side::Host, n, 0);
     let (prefill, decode) = (Policy::all(Side::Device), Policy::ATTENTION_ON_HOST);
-    less.layers.fill(LayerPlacement { weights: Residence::Streamed, prefill, decode, kv: Side::Host, device_experts: 0 });
+    less.layers.fill(LayerPlacement {
+        weights: Residence::Streamed,
+        prefill,
+        decode,
+        kv: Side::Host,
+        device_experts: 0,
+    });
     let want = [("gpu_units", json!(0)), ("decode_policy", json!([0, 1, 1, 0, 0, 0]))];
     check(sizes.device(&less).total(), "--strategy stream", &want);
 }

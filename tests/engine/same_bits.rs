@@ -14,8 +14,8 @@ use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRun
 use tandem::engine::{Engine, NewTokens, Options};
 use tandem::model::{LoadedModel, ModelSpec, load};
 use tandem::program::{
-    COPY_LANE_ROWS, Far, Flow, LayerPlacement, Placement, Policy, RequestId, Residence, Side, Staging, Sublayer,
-    Wants,
+    COPY_LANE_ROWS, Far, Flow, LayerPlacement, Placement, Policy, RequestId, Residence, Side, Staging,
+    Sublayer, Wants,
 };
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;

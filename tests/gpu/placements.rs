@@ -157,7 +157,13 @@ fn every_vector_runs_where_outputs_are_normed_before_they_are_added() {
         for bits in 0..32 {
             let bit = |i: u32| bits >> i & 1 == 1;
             let policy = Policy::from_bits([bit(0), bit(1), bit(1), bit(2), bit(3), bit(4)]);
-            let layer = LayerPlacement { weights, prefill: policy, decode: policy, kv: Side::Host, device_experts: 0 };
+            let layer = LayerPlacement {
+                weights,
+                prefill: policy,
+                decode: policy,
+                kv: Side::Host,
+                device_experts: 0,
+            };
             for head in [Side::Host, Side::Device] {
                 let mut placement = Placement::all(head, n, 0);
                 placement.layers = vec![layer; n];

@@ -81,6 +81,19 @@ impl ExpertRows {
                 next = next.add((rows * bytes).next_multiple_of(ALIGN));
                 here.add(first * bytes)
             });
-        Some(ExpertRows { logits, gate, ids, weights, places, rows: of_places, groups, x, act, out, shared, share })
+        Some(ExpertRows {
+            logits,
+            gate,
+            ids,
+            weights,
+            places,
+            rows: of_places,
+            groups,
+            x,
+            act,
+            out,
+            shared,
+            share,
+        })
     }
 }

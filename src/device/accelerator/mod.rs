@@ -50,8 +50,8 @@ pub use self::step::{Step, StepContext};
 pub(crate) use self::top::write_top;
 pub use self::top::{TOP_BYTES, TOP_K, top_error, top_of};
 pub use self::weights::{
-    EmbedWeight, ExpertWeights, FeedForward, FfnWeights, LayerWeights, LinearSource, LinearWeight,
-    NO_SLOT, NormWeight, UpWeight,
+    EmbedWeight, ExpertWeights, FeedForward, FfnWeights, LayerWeights, LinearSource, LinearWeight, NO_SLOT,
+    NormWeight, UpWeight,
 };
 pub use self::workspace::{PartialRows, Residual, RowBytes, RowSpan, SubBatch, SubBatches, Workspace};
 use super::runtime::{DevPtr, Lane, Runtime};

@@ -102,6 +102,8 @@ pub struct ExpertWeights {
     pub shared: Option<(FfnWeights, DevPtr)>,
     /// Experts that are here.
     pub here: usize,
+    /// Choices of a row that are expected to be of these: k, if all are here.
+    pub uses: f64,
     /// u32 `[E]`: which of those that are here an expert is, or [`NO_SLOT`], where the host computes it. NULL: all are here.
     pub slots: DevPtr,
 }

@@ -55,7 +55,13 @@ impl HostContext<'_> {
 
     /// delta = Σ weight · what those of the chosen experts give that are `own`, of rows that the device routes: their normed inputs
     /// are in `delta`, choices and weights in their places.
-    pub(in crate::engine) fn own_experts(&self, ws: &mut HostWorkspace, m: &Mixture, own: &[bool], rows: Range<usize>) {
+    pub(in crate::engine) fn own_experts(
+        &self,
+        ws: &mut HostWorkspace,
+        m: &Mixture,
+        own: &[bool],
+        rows: Range<usize>,
+    ) {
         let HostWorkspace { acts, delta, experts, .. } = ws;
         let e = experts.as_mut().expect("a workspace of a model with experts");
         let d = delta.width();

@@ -62,7 +62,10 @@ impl HostWorkspace {
     }
 
     /// The chosen experts of `rows` and their weights, k each, of a model with experts: for choices that were made elsewhere.
-    pub(in crate::engine) fn choices_mut(&mut self, rows: std::ops::Range<usize>) -> (&mut [u32], &mut [f32]) {
+    pub(in crate::engine) fn choices_mut(
+        &mut self,
+        rows: std::ops::Range<usize>,
+    ) -> (&mut [u32], &mut [f32]) {
         self.experts.as_mut().expect("a workspace of a model with experts").choices_mut(rows)
     }
 

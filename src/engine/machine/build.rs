@@ -129,13 +129,17 @@ impl RealMachine {
             None => None,
             Some(lane) => {
                 let model = Prepared::part(spec.clone(), weights, options.isa, &units, &pool, progress)?;
-                work = HostWork::new(spec, &model, runtime.clock().map(|c| &**c));
+                work = HostWork::new(spec, &model, runtime.clock().map(|c| &**c)).dividing(
+                    spec,
+                    &placement,
+                    options.router.as_deref(),
+                );
                 let part = |p: &DevicePart| HostPart::new(spec, p.mailbox.clone(), p.parts.clone());
                 let parts = device.parts.iter().map(part).collect();
                 let shape = Some(sizes.shape.clone());
                 let half =
                     HostHalf::new(spec, options, model, pool, (kv, far), places.clone(), parts, shape)?
-                        .dividing(&placement);
+                        .dividing(&placement, options.router.as_deref());
                 isa = format!("{isa}, cpu {}", half.isa().name());
                 bytes_per_step += half.bytes_per_step();
                 Some(HostSide::Lane(lane.serve(half, runtime.clone(), active_wait)))

@@ -282,9 +282,7 @@ impl Place {
     /// As [`Place::fill`].
     pub unsafe fn bytes_mut(&self) -> &mut [u8] {
         // SAFETY: inside the memory, and nobody else touches it: the caller's promise.
-        unsafe {
-            std::slice::from_raw_parts_mut(self.memory.host().add(self.bytes.start), self.bytes.len())
-        }
+        unsafe { std::slice::from_raw_parts_mut(self.memory.host().add(self.bytes.start), self.bytes.len()) }
     }
 
     /// Writes the rows of `ws` to the place.

@@ -9,6 +9,7 @@ use super::parts::PartMail;
 use crate::Result;
 use crate::cache::{LayerKv, PAGE_TOKENS, PagePool};
 use crate::device::{Mailbox, Shape};
+use crate::engine::divided::Divided;
 use crate::engine::host::{Host, HostSeq, HostStep, HostWorkspace, Residual, count_choices};
 use crate::engine::options::Options;
 use crate::engine::prepare::Prepared;
@@ -115,14 +116,8 @@ impl HostHalf {
     }
 
     /// The same for a placement that may divide experts: those that the device has not are the host's.
-    pub fn dividing(mut self, placement: &Placement) -> HostHalf {
-        let spec = self.model.spec();
-        let of = |l: usize| {
-            let count = spec.experts_of(l).map_or(0, |e| e.count);
-            let mut own = vec![true; count];
-            placement.device_experts(l, count).iter().for_each(|&e| own[e as usize] = false);
-            placement.layers[l].is_divided().then_some(own)
-        };
+    pub fn dividing(mut self, placement: &Placement, router: Option<&RouterProfile>) -> HostHalf {
+        let of = |l| Some(Divided::of(self.model.spec(), placement, router, l)?.on_host());
         self.own_experts = (0..placement.layers.len()).map(of).collect();
         self
     }

@@ -7,17 +7,13 @@ use super::mode::distinct;
 use super::parts::PartMail;
 use super::sizes::Sizes;
 use crate::device::{Accelerator, Buffer, DevPtr, Lane, Mailbox, PartialRows, RowBytes, Shape, Workspace};
+use crate::engine::divided::Divided;
 use crate::engine::options::Options;
 use crate::engine::weights::{LayerImage, LayerLayout, LayerStream, Upload, head_matrix_bytes};
 use crate::host::Pool;
 use crate::model::{ModelSpec, Weights};
 use crate::program::{Placement, Residence, Side};
 use crate::{Error, Result};
-
-/// Experts of a layer.
-fn experts_of(spec: &ModelSpec, layer: usize) -> usize {
-    spec.experts_of(layer).map_or(0, |e| e.count)
-}
 
 /// Loads the device's half of a placement that fits.
 ///
@@ -47,14 +43,12 @@ pub(super) fn device(
         layers.push(match layer.weights {
             Residence::Host => LayerOnDevice::Absent(Box::new(layout.clone()), rope),
             Residence::Device | Residence::Both => {
-                let some = match layer.is_divided() {
-                    true => {
-                        let experts = placement.device_experts(layout.layer, experts_of(spec, layout.layer));
-                        let (weights, act) = (upload.source().weights, sizes.shape.act);
-                        Some(LayerLayout::with_experts(&**accel, spec, weights, layout.layer, act, &experts)?)
-                    }
-                    false => None,
-                };
+                let divided = Divided::of(spec, placement, options.router.as_deref(), layout.layer);
+                let some = divided
+                    .map(|of| {
+                        LayerLayout::divided(&**accel, spec, weights, layout.layer, sizes.shape.act, &of)
+                    })
+                    .transpose()?;
                 let layout = some.as_ref().unwrap_or(layout);
                 bytes_per_step += layout.matrix_bytes(spec);
                 LayerOnDevice::Resident(layout.at(upload.layer(layout)?, rope))

@@ -7,7 +7,8 @@ use super::parts::PartMail;
 use super::segments::GRAPH_ROWS;
 use crate::cache::KvGeometry;
 use crate::device::{
-    Accelerator, ExpertShape, KernelNeeds, Limits, LinearWeight, Mailbox, RowBytes, Shape, Workspace, load_kernels,
+    Accelerator, ExpertShape, KernelNeeds, Limits, LinearWeight, Mailbox, RowBytes, Shape, Workspace,
+    load_kernels,
 };
 use crate::engine::kv::{Pager, Sides};
 use crate::engine::memory::Memory;
@@ -220,7 +221,9 @@ impl Sizes {
 
     /// Which rows of experts the device has: none, those of its own, or also what the host's experts give.
     fn rows_of_experts(&self, placement: &Placement) -> usize {
-        let of = |(l, at): (usize, &LayerPlacement)| match self.is_mixture(l) && at.computes_ffn_on(Side::Device) {
+        let of = |(l, at): (usize, &LayerPlacement)| match self.is_mixture(l)
+            && at.computes_ffn_on(Side::Device)
+        {
             true => 1 + usize::from(at.is_divided()),
             false => 0,
         };
@@ -383,8 +386,7 @@ impl Sizes {
             kv,
             staging_weights: 2 * takes(largest),
             staging_kv: staged,
-            activations: (self.activations[self.rows_of_experts(placement)] + near + far)
-                * times,
+            activations: (self.activations[self.rows_of_experts(placement)] + near + far) * times,
             lists: lists * times,
         }
     }

@@ -7,9 +7,11 @@
 use std::ops::Range;
 
 use crate::device::{Clock, Work};
+use crate::engine::divided::Divided;
 use crate::engine::host::HostSeq;
 use crate::engine::prepare::{FeedForward, Mlp, Prepared};
-use crate::model::{ModelSpec, share_read};
+use crate::model::{ModelSpec, RouterProfile, distinct, share_read};
+use crate::program::Placement;
 use crate::program::{Kind, Op, Part as Tokens};
 use crate::simd::linear::Linear;
 
@@ -72,13 +74,15 @@ impl Product {
     }
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct Block {
     qkv: Product,
     out: Product,
     up: Product,
     down: Product,
     window: Option<usize>,
+    /// Of experts, which the device computes.
+    divided: Option<Divided>,
 }
 
 /// The two products of a feed-forward.
@@ -142,6 +146,7 @@ impl HostWork {
                 up,
                 down,
                 window,
+                divided: None,
             }
         };
         HostWork {
@@ -155,6 +160,19 @@ impl HostWork {
             vocab: spec.vocab,
             parts: Vec::new(),
         }
+    }
+
+    /// The same for a placement that may divide experts.
+    pub fn dividing(
+        mut self,
+        spec: &ModelSpec,
+        placement: &Placement,
+        router: Option<&RouterProfile>,
+    ) -> HostWork {
+        for (l, block) in self.blocks.iter_mut().enumerate() {
+            block.divided = Divided::of(spec, placement, router, l);
+        }
+        self
     }
 
     /// Begins a step of a sub-batch of these sequences. `wanted` are the rows that want logits, ascending; `boundaries`
@@ -193,10 +211,14 @@ impl HostWork {
             }
             Kind::Experts => {
                 let all = plus(block().up.times(rows), block().down.times(rows));
-                let count = block().down.experts.map_or(1, |(_, count, _)| count);
-                let share = 1.0 - f64::from(op.work.device_experts) / count as f64;
-                let part = |n: u64| (n as f64 * share).round() as u64;
-                Work { flops: part(all.flops), bytes: part(all.bytes) }
+                let divided = block().divided.as_ref();
+                let [bytes, flops] = divided.map_or([1.0; 2], |of| {
+                    let (n, uses) = (of.count - of.on_device.len(), of.used as f64 - of.uses);
+                    let every = of.count as f64 * share_read(of.count, of.used, rows as u64);
+                    [distinct(n, uses, rows as u64) / every, uses / of.used as f64]
+                });
+                let part = |n: u64, share: f64| (n as f64 * share).round() as u64;
+                Work { flops: part(all.flops, flops), bytes: part(all.bytes, bytes) }
             }
             Kind::FfnDown => plus(block().down.times(rows), passing(rows * self.d_model)),
             Kind::Head { .. } => {

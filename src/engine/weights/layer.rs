@@ -5,6 +5,7 @@ use crate::device::{
     Accelerator, DevPtr, ExpertWeights, FeedForward, FfnWeights, LayerWeights, LinearWeight, NormWeight,
     UpWeight,
 };
+use crate::engine::divided::Divided;
 use crate::host::Pool;
 use crate::model::{self, Block, Mixture, ModelSpec, NormSpec, Weights, tensor_name};
 use crate::tensor::Half;
@@ -118,6 +119,8 @@ struct Placing<'a> {
     weights: &'a Weights,
     act: Half,
     layer: usize,
+    /// k of the layer's experts, if it has some.
+    used: usize,
     next: usize,
     pieces: Vec<Piece>,
 }
@@ -194,13 +197,14 @@ impl Placing<'_> {
         Ok((first, stride))
     }
 
-    /// `here`: the experts that are here, ascending, if not all of them are.
+    /// `divided`: which experts are here, if not all of them are.
     fn experts(
         &mut self,
         mixture: &Mixture,
         matrices: &ExpertMatrices,
-        here: Option<&[u32]>,
+        divided: Option<&Divided>,
     ) -> Result<ExpertWeights> {
+        let here = divided.map(|of| &of.on_device[..]);
         let router = &mixture.router;
         let router = self.required(router.name, "weight", router.rows * router.cols)?;
         let some = |all: &[Matrix]| match here {
@@ -221,19 +225,20 @@ impl Placing<'_> {
             self.place(4 * slots.len(), Content::Words(slots))
         });
         let here = here.map_or(matrices.ups.len(), <[u32]>::len);
-        Ok(ExpertWeights { router, up, up_stride, down, down_stride, shared, here, slots })
+        let uses = divided.map_or(self.used as f64, |of| of.uses);
+        Ok(ExpertWeights { router, up, up_stride, down, down_stride, shared, here, uses, slots })
     }
 
     fn feed_forward(
         &mut self,
         block: &Block,
         matrices: &FfnMatrices,
-        here: Option<&[u32]>,
+        divided: Option<&Divided>,
     ) -> Result<FeedForward> {
         Ok(match (matrices, &block.ffn) {
             (FfnMatrices::Dense(pair), _) => FeedForward::Dense(self.pair(pair)?),
             (FfnMatrices::Experts(of), model::FeedForward::Experts(mixture)) => {
-                FeedForward::Experts(Box::new(self.experts(mixture, of, here)?))
+                FeedForward::Experts(Box::new(self.experts(mixture, of, divided)?))
             }
             _ => FeedForward::Elsewhere,
         })
@@ -257,20 +262,20 @@ impl LayerLayout {
         LayerLayout::of(accel, spec, weights, layer, act, matrices, None)
     }
 
-    /// The same with some of its experts, ascending; the host computes the others.
+    /// The same with some of its experts; the host computes the others.
     ///
     /// # Errors
     /// As [`LayerLayout::new`].
-    pub fn with_experts(
+    pub fn divided(
         accel: &dyn Accelerator,
         spec: &ModelSpec,
         weights: &Weights,
         layer: usize,
         act: Half,
-        here: &[u32],
+        of: &Divided,
     ) -> Result<LayerLayout> {
         let matrices = LayerMatrices::new(accel, spec, &Block::of(spec, layer), weights, layer)?;
-        LayerLayout::of(accel, spec, weights, layer, act, matrices, Some(here))
+        LayerLayout::of(accel, spec, weights, layer, act, matrices, Some(of))
     }
 
     /// The same without experts, which the host computes.
@@ -298,10 +303,11 @@ impl LayerLayout {
         layer: usize,
         act: Half,
         matrices: LayerMatrices,
-        here: Option<&[u32]>,
+        divided: Option<&Divided>,
     ) -> Result<LayerLayout> {
         let block = Block::of(spec, layer);
-        let mut p = Placing { accel, weights, act, layer, next: 0, pieces: Vec::new() };
+        let used = spec.experts_of(layer).map_or(0, |e| e.used);
+        let mut p = Placing { accel, weights, act, layer, used, next: 0, pieces: Vec::new() };
         let attn_norm = p.norm(&block.attn_norm)?;
         let qkv = matrices.qkv.iter().map(|m| p.matrix(m, false)).collect::<Result<_>>()?;
         let biases = [&block.q, &block.k, &block.v];
@@ -310,7 +316,7 @@ impl LayerLayout {
         let o = p.matrix(&matrices.o, true)?;
         let post_attn = p.plain(&block.post_attn)?;
         let ffn_norm = p.norm(&block.ffn_norm)?;
-        let ffn = p.feed_forward(&block, &matrices.ffn, here)?;
+        let ffn = p.feed_forward(&block, &matrices.ffn, divided)?;
         let post_ffn = p.plain(&block.post_ffn)?;
         let at_origin = LayerWeights {
             attn_norm,
@@ -354,11 +360,12 @@ impl LayerLayout {
         self.elsewhere.as_deref()
     }
 
-    /// Bytes of an image with so many of its experts ([`LayerLayout::with_experts`]), of a layout with all; 0 stands for all.
+    /// Bytes of an image with so many of its experts ([`LayerLayout::divided`]), of a layout with all; 0 stands for all.
     pub fn bytes_with(&self, experts: u16) -> usize {
         match (&self.at_origin.ffn, usize::from(experts)) {
             (FeedForward::Experts(w), n) if n > 0 && n < w.here => {
-                self.bytes - (w.here - n) * (w.up_stride + w.down_stride) + (4 * w.here).next_multiple_of(ALIGN)
+                self.bytes - (w.here - n) * (w.up_stride + w.down_stride)
+                    + (4 * w.here).next_multiple_of(ALIGN)
             }
             _ => self.bytes,
         }
@@ -371,9 +378,7 @@ impl LayerLayout {
             (FeedForward::Experts(w), Some(e)) => {
                 let one = (w.up_stride + w.down_stride) as u64;
                 let router = 4 * (e.count * spec.d_model) as u64;
-                // Of experts that are used alike, as many are read here as are here.
-                let used = (e.used * w.here) as u64;
-                all - w.here as u64 * one + used * one / e.count as u64 + router
+                all - w.here as u64 * one + (w.uses * one as f64) as u64 + router
             }
             _ => all,
         }

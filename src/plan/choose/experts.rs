@@ -174,7 +174,9 @@ fn searched(planner: &Planner<'_>, strategy: Strategy) -> Candidate {
     };
     fastest(&mut found);
     let mut divided: Vec<Found> = match strategy {
-        Strategy::Experts if fixed.is_none() => found.iter().flat_map(|whole| whole.divided(planner)).collect(),
+        Strategy::Experts if fixed.is_none() => {
+            found.iter().flat_map(|whole| whole.divided(planner)).collect()
+        }
         _ => Vec::new(),
     };
     fastest(&mut divided);
@@ -214,9 +216,8 @@ impl Found {
         // A block with all of them on the GPU is not divided.
         let most_of_one = e.count.min(usize::from(u16::MAX)) - 1;
         let fits = |on: OnHost| planner.memory(&place(planner, sides, ends, on), chunk).fits();
-        let mut tried: Vec<usize> = (0..=EIGHTHS)
-            .map(|part| on_host.experts + (n - on_host.experts) * part / EIGHTHS)
-            .collect();
+        let mut tried: Vec<usize> =
+            (0..=EIGHTHS).map(|part| on_host.experts + (n - on_host.experts) * part / EIGHTHS).collect();
         tried.dedup();
         let of = |experts: usize| {
             let with = |divided: usize| OnHost { experts, divided, ..on_host };

@@ -65,7 +65,13 @@ impl Fixed {
     pub fn check_vectors(&self) -> Result<()> {
         let prefill = self.prefill.unwrap_or(Policy::all(Side::Device));
         let decode = self.decode.unwrap_or(Policy::all(Side::Host));
-        let layer = LayerPlacement { weights: Residence::Streamed, prefill, decode, kv: Side::Host, device_experts: 0 };
+        let layer = LayerPlacement {
+            weights: Residence::Streamed,
+            prefill,
+            decode,
+            kv: Side::Host,
+            device_experts: 0,
+        };
         let placement = Placement { layers: vec![layer], ..Placement::all(Side::Host, 0, 0) };
         for phase in [Phase::Prefill, Phase::Decode] {
             let request = RequestId { slot: 0, generation: 0 };

@@ -271,7 +271,13 @@ fn windows_clip_what_attention_sees() {
 fn streams_run_under_compute() {
     let (s, h) = (sizes("qwen3-8b"), hardware::named("rtx4060-laptop").unwrap());
     let gpu = Policy::all(Side::Device);
-    let layer = LayerPlacement { weights: Residence::Streamed, prefill: gpu, decode: gpu, kv: Side::Device, device_experts: 0 };
+    let layer = LayerPlacement {
+        weights: Residence::Streamed,
+        prefill: gpu,
+        decode: gpu,
+        kv: Side::Device,
+        device_experts: 0,
+    };
     let mut placement = Placement::all(Side::Device, 36, 100);
     placement.layers = vec![layer; 36];
     let iteration = decode(1, 100);

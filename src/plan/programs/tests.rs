@@ -24,7 +24,13 @@ fn off(a: f64, b: f64) -> f64 {
 
 fn streamed(s: &Sizes, pages: usize) -> Placement {
     let gpu = Policy::all(Side::Device);
-    let layer = LayerPlacement { weights: Residence::Streamed, prefill: gpu, decode: gpu, kv: Side::Device, device_experts: 0 };
+    let layer = LayerPlacement {
+        weights: Residence::Streamed,
+        prefill: gpu,
+        decode: gpu,
+        kv: Side::Device,
+        device_experts: 0,
+    };
     let mut placement = Placement::all(Side::Device, s.layers(), pages);
     placement.layers = vec![layer; s.layers()];
     placement

@@ -144,7 +144,8 @@ impl<'a> Lowering<'a> {
         }
         if layer.is_divided() {
             let on_device = |s| self.classes.iter().all(|c| side(c, s) == Side::Device);
-            if layer.weights != Residence::Both || ![Sublayer::Up, Sublayer::Down].into_iter().all(on_device) {
+            if layer.weights != Residence::Both || ![Sublayer::Up, Sublayer::Down].into_iter().all(on_device)
+            {
                 return Err(Error::usage(format!(
                     "layer {l}: experts are divided where the device routes, and both sides have weights"
                 )));

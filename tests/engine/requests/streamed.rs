@@ -16,8 +16,13 @@ fn engine(m: &LoadedModel, sequences: usize, sub_batches: usize) -> Engine {
         EmulatedRuntime::new(EmulatedOptions::default()).unwrap(),
     )));
     let (n, device) = (m.spec.n_layers, Policy::all(Side::Device));
-    let layer =
-        LayerPlacement { weights: Residence::Streamed, prefill: device, decode: device, kv: Side::Device, device_experts: 0 };
+    let layer = LayerPlacement {
+        weights: Residence::Streamed,
+        prefill: device,
+        decode: device,
+        kv: Side::Device,
+        device_experts: 0,
+    };
     let placement = Placement { layers: vec![layer; n], ..Placement::all(Side::Device, n, 0) };
     let o = Options { sub_batches, ..options(sequences, None) };
     Engine::placed(m.spec.clone(), &m.weights, &o, accel, "emulated", "stream", placement, &|_| ()).unwrap()
