@@ -4,6 +4,7 @@ mod answers;
 mod connections;
 mod errors;
 mod forms;
+mod harmony;
 mod lifecycle;
 mod openai;
 mod scores;

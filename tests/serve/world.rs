@@ -89,6 +89,8 @@ pub struct World {
     pub prefixes: bool,
     /// Whether tokens are bytes, instead of numbers without a text.
     pub spells: bool,
+    /// Whether these have harmony's control tokens.
+    pub channels: bool,
     pub template: Option<&'static str>,
 }
 
@@ -104,6 +106,7 @@ impl Default for World {
             ready: true,
             prefixes: false,
             spells: false,
+            channels: false,
             template: None,
         }
     }
@@ -131,13 +134,14 @@ impl World {
         let strategy = Gated(Continuous::default(), self.gate.clone());
         let mut requests = Batcher::with(engine, Box::new(strategy), Box::new(Untimed));
         requests.keep_prefixes(self.prefixes);
-        let tokenizer = self.spells.then(spelling::tokenizer);
+        let tokenizer = self.spells.then(if self.channels { spelling::harmony } else { spelling::tokenizer });
         requests.set_tokenizer(tokenizer.clone());
         let service = Service::start(requests).unwrap();
         let (lines, log) = channel();
         let lines = Mutex::new(lines);
         let log_to = Arc::new(move |line: &str, _| drop(lines.lock().unwrap().send(line.to_owned())));
         let server = Server::start(Options { log: log_to, ..self.options }).unwrap();
+        let ends = tokenizer.as_ref().map_or_else(Vec::new, |t| t.end_of_generation().collect());
         let sampling = SamplerParams { temperature: 1.0, ..SamplerParams::default() };
         let sandbox = Sandbox::of_program(env!("CARGO_BIN_EXE_tandem"));
         let model = Model {
@@ -149,7 +153,7 @@ impl World {
             context: self.context,
             sequences: self.sequences,
             sampling,
-            ending: if self.spells { Ending::at(vec![spelling::END]) } else { Ending::default() },
+            ending: Ending::at(ends),
         };
         let mut served = Served { server, service, gate: self.gate, log, model: Some(model) };
         if self.ready {

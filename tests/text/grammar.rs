@@ -118,6 +118,7 @@ fn call(format: CallFormat, name: &str, arguments: &str) -> String {
         CallFormat::Llama => format!("{{\"name\": \"{name}\", \"parameters\": {arguments}}}"),
         CallFormat::Mistral => format!("[TOOL_CALLS][{{\"name\": \"{name}\", \"arguments\": {arguments}}}]"),
         CallFormat::MistralArgs => format!("[TOOL_CALLS]{name}[ARGS]{arguments}"),
+        CallFormat::Harmony => format!(" to=functions.{name}<|channel|>commentary<|message|>{arguments}"),
     }
 }
 

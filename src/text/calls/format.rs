@@ -1,5 +1,7 @@
 //! The ways in which chat templates have models write calls.
 
+use super::control::Control;
+
 /// The text that begins reasoning.
 pub const THINK: &str = "<think>";
 /// The text that ends reasoning.
@@ -20,6 +22,8 @@ pub enum CallFormat {
     Mistral,
     /// `[TOOL_CALLS]name[ARGS]{…}` for each call (Mistral, since version 11).
     MistralArgs,
+    /// A message to `functions.name` (gpt-oss; see [`Channels`](super::Channels)).
+    Harmony,
 }
 
 impl CallFormat {
@@ -29,6 +33,7 @@ impl CallFormat {
         // Arguments as elements: Qwen3-Coder, GLM.
         let is_xml = has("<function=") || has("<arg_key>") || has("<invoke");
         match () {
+            () if Control::is_in(template) => Some(CallFormat::Harmony),
             () if has("[TOOL_CALLS]") && has("[ARGS]") => Some(CallFormat::MistralArgs),
             () if has("[TOOL_CALLS]") => Some(CallFormat::Mistral),
             () if has("<tool_call>") && !is_xml => Some(CallFormat::Hermes),
@@ -42,7 +47,7 @@ impl CallFormat {
         match self {
             CallFormat::Hermes => Some("<tool_call>"),
             CallFormat::Mistral | CallFormat::MistralArgs => Some("[TOOL_CALLS]"),
-            CallFormat::Llama => None,
+            CallFormat::Llama | CallFormat::Harmony => None,
         }
     }
 
@@ -51,8 +56,9 @@ impl CallFormat {
         if self == CallFormat::Llama { "parameters" } else { "arguments" }
     }
 
-    /// Whether an answer can have more than one call. Templates of Llama 3 refuse conversations with more.
+    /// Whether an answer can have more than one call. Templates of Llama 3 refuse conversations with more, and harmony's
+    /// `<|call|>` ends the answer.
     pub fn is_parallel(self) -> bool {
-        self != CallFormat::Llama
+        !matches!(self, CallFormat::Llama | CallFormat::Harmony)
     }
 }

@@ -3,13 +3,18 @@
 //! - `format` ([`CallFormat`], [`MARKERS`]): the ways of writing that are known;
 //! - `scan`: reads the JSON of one call, character by character;
 //! - `reader` ([`Reader`], [`Part`]): splits a text into reasoning, content and calls;
+//! - `harmony` ([`Channels`], [`Told`], [`arrange`]): answers in channels, which gpt-oss gives, and `control` ([`Control`]) their tokens;
 //! - `tell` ([`tell`]): shows functions to models whose template has no place for them.
 
+mod control;
 mod format;
+mod harmony;
 mod reader;
 mod scan;
 mod tell;
 
+pub use control::Control;
 pub use format::{CallFormat, MARKERS, THINK, UNTHINK};
+pub use harmony::{Channels, Told, arrange};
 pub use reader::{Part, Reader};
 pub use tell::tell;

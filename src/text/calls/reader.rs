@@ -254,7 +254,7 @@ impl Reader {
 }
 
 /// Adds a part that is not empty.
-fn put(parts: &mut Vec<Part>, part: Part) {
+pub(super) fn put(parts: &mut Vec<Part>, part: Part) {
     let (Part::Reasoning(text) | Part::Content(text) | Part::Arguments(_, text) | Part::Call(_, text)) =
         &part;
     if !text.is_empty() {

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::super::calls::{CallFormat, THINK};
-use super::{Grammar, schema};
+use super::schema;
 use crate::Result;
 
 /// Whether an answer begins with reasoning.
@@ -17,6 +17,10 @@ pub enum Thinking {
     Possible,
     /// The prompt has begun it.
     Begun,
+    /// In messages of its own: the answer comes in channels (harmony).
+    Channels,
+    /// The same, and the prompt ends inside of a message.
+    InMessage,
 }
 
 /// The answer beside reasoning and calls.
@@ -71,14 +75,14 @@ impl Shape {
         self.content == Content::Free && self.calls.is_none()
     }
 
-    /// The grammar.
+    /// The rules of an answer without channels.
     ///
     /// # Errors
     /// If a schema is none, or out of bounds.
-    pub fn grammar(&self) -> Result<Grammar> {
+    pub(super) fn rules(&self) -> Result<Vec<String>> {
         let mut rules = vec![SPACE.to_owned()];
         let think = match self.thinking {
-            Thinking::None => "",
+            Thinking::None | Thinking::Channels | Thinking::InMessage => "",
             Thinking::Possible => {
                 rules.push(r"think[lazy]: /\s*<think>(.|\n)*<\/think>/".into());
                 "(think ws?)? "
@@ -111,7 +115,7 @@ impl Shape {
             }
         };
         rules.push(format!("start: {think}({body})"));
-        Ok(Grammar(rules.join("\n")))
+        Ok(rules)
     }
 }
 
@@ -135,7 +139,7 @@ impl Calls {
             CallFormat::Hermes => "ws? tool ws? \"</tool_call>\"",
             CallFormat::Mistral if self.parallel => "ws? \"[\" tool (\", \" tool)* \"]\"",
             CallFormat::Mistral => "ws? \"[\" tool \"]\"",
-            CallFormat::MistralArgs | CallFormat::Llama => "tool",
+            CallFormat::MistralArgs | CallFormat::Llama | CallFormat::Harmony => "tool",
         })
     }
 
@@ -190,7 +194,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// Arguments are always an object.
-fn arguments(parameters: &Value) -> Value {
+pub(super) fn arguments(parameters: &Value) -> Value {
     let mut parameters = parameters.clone();
     if let Value::Object(fields) = &mut parameters
         && !["type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"]
