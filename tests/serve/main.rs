@@ -7,6 +7,7 @@ mod forms;
 mod harmony;
 mod lifecycle;
 mod openai;
+mod page;
 mod scores;
 #[path = "../support/mod.rs"]
 mod support;

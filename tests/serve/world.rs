@@ -134,6 +134,7 @@ impl World {
         let strategy = Gated(Continuous::default(), self.gate.clone());
         let mut requests = Batcher::with(engine, Box::new(strategy), Box::new(Untimed));
         requests.keep_prefixes(self.prefixes);
+        requests.count_busy();
         let tokenizer = self.spells.then(if self.channels { spelling::harmony } else { spelling::tokenizer });
         requests.set_tokenizer(tokenizer.clone());
         let service = Service::start(requests).unwrap();
@@ -154,6 +155,7 @@ impl World {
             sequences: self.sequences,
             sampling,
             ending: Ending::at(ends),
+            placement: "cpu-only: all on the cpu".into(),
         };
         let mut served = Served { server, service, gate: self.gate, log, model: Some(model) };
         if self.ready {
@@ -180,12 +182,19 @@ pub struct Reply {
     pub status: u16,
     pub retry_after: Option<String>,
     pub body: String,
+    headers: ureq::http::HeaderMap,
 }
 
 impl Reply {
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
+    }
+
+    /// A header.
+    #[track_caller]
+    pub fn header(&self, name: &str) -> &str {
+        self.headers[name].to_str().unwrap()
     }
 
     /// The JSON of a request that was answered.
@@ -214,7 +223,7 @@ fn reply(response: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Rep
     let mut response = response.expect("an answer");
     let retry_after = response.headers().get("retry-after").map(|v| v.to_str().unwrap().to_owned());
     let body = response.body_mut().read_to_string().expect("text");
-    Reply { status: response.status().as_u16(), retry_after, body }
+    Reply { status: response.status().as_u16(), retry_after, body, headers: response.headers().clone() }
 }
 
 /// A client that may be sent to another thread.
