@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::engine::Token;
-use crate::text::{self, CallFormat, Channels, Ending, Reader, Tokenizer};
+use crate::text::{self, CallFormat, Channels, Ending, Reader, Texts, Tokenizer};
 
 /// Spells tokens: as the text of an answer has them, and by name.
 #[derive(Clone)]
@@ -55,6 +55,8 @@ pub(super) struct Scored {
 pub(super) struct Reading {
     /// How calls are written, if there may be any.
     pub format: Option<CallFormat>,
+    /// Parameters whose values are texts, where arguments are elements.
+    pub texts: Texts,
     /// Whether it may begin with reasoning.
     pub thinks: bool,
     /// Whether the prompt has begun the reasoning.
@@ -113,7 +115,7 @@ impl Choice {
         let Reading { format, thinks, begun, salt, .. } = *reading;
         let reader = match &reading.channels {
             Some(channels) => Split::Channels(channels.clone()),
-            None => Split::Text(Reader::new(format, thinks, begun)),
+            None => Split::Text(Reader::new(format, thinks, begun).with_texts(reading.texts.clone())),
         };
         let ends = ending.tokens.clone();
         // The golden ratio spreads successive numbers.

@@ -121,7 +121,9 @@ impl Wanted {
             (None, false, false) => Thinking::None,
         };
         let format = self.calls.as_ref().map(|calls| calls.format);
-        let reading = Reading { format, thinks, begun, channels, salt: 0 };
+        let tools = self.calls.iter().flat_map(|calls| &calls.tools);
+        let texts = tools.map(|tool| (tool.name.clone(), text::texts_of(&tool.parameters))).collect();
+        let reading = Reading { format, texts, thinks, begun, channels, salt: 0 };
         let shape = Shape { thinking, content: self.content, calls: self.calls };
         if shape.is_free() {
             return Ok((None, reading));

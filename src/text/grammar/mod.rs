@@ -4,6 +4,7 @@
 //! Shape ─► Grammar (Lark) ── Grammars::compile, apart ─► Constraint ── one for each answer ─► Guide: take a token, give a Mask
 //! ```
 //! - `shape` ([`Shape`], [`Thinking`], [`Content`], [`Calls`], [`Tool`]): what an answer may consist of, as a grammar;
+//! - `elements`: calls whose arguments are elements;
 //! - `harmony`: the same for answers in channels;
 //! - `schema`: a JSON schema in bounds;
 //! - `vocabulary`: the tokens, as the grammar sees them;
@@ -11,6 +12,7 @@
 //! - `guide` ([`Constraint`], [`Guide`], [`Mask`]): where an answer is in its grammar.
 
 mod compile;
+mod elements;
 mod guide;
 mod harmony;
 mod schema;

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::super::calls::{CallFormat, THINK};
-use super::schema;
+use super::{elements, schema};
 use crate::Result;
 
 /// Whether an answer begins with reasoning.
@@ -124,6 +124,12 @@ impl Calls {
     fn call(&self, rules: &mut Vec<String>) -> Result<&'static str> {
         let mut names = Vec::new();
         for (i, tool) in self.tools.iter().enumerate() {
+            names.push(format!("tool_{i}"));
+            if self.format == CallFormat::Elements {
+                let call = elements::call(i, &tool.name, &tool.parameters, rules)?;
+                rules.push(format!("tool_{i}: {call}"));
+                continue;
+            }
             let of = schema::rule(&arguments(&tool.parameters))?;
             rules.push(format!("arguments_{i}: {of}"));
             let begins = match self.format {
@@ -132,11 +138,10 @@ impl Calls {
             };
             let ends = if self.format == CallFormat::MistralArgs { "" } else { " \"}\"" };
             rules.push(format!("tool_{i}: {} arguments_{i}{ends}", json!(begins)));
-            names.push(format!("tool_{i}"));
         }
         rules.push(format!("tool: {}", names.join(" | ")));
         Ok(match self.format {
-            CallFormat::Hermes => "ws? tool ws? \"</tool_call>\"",
+            CallFormat::Hermes | CallFormat::Elements => "ws? tool ws? \"</tool_call>\"",
             CallFormat::Mistral if self.parallel => "ws? \"[\" tool (\", \" tool)* \"]\"",
             CallFormat::Mistral => "ws? \"[\" tool \"]\"",
             CallFormat::MistralArgs | CallFormat::Llama | CallFormat::Harmony => "tool",
@@ -145,7 +150,8 @@ impl Calls {
 
     /// Whether further calls have markers of their own.
     fn repeats(&self) -> bool {
-        self.parallel && matches!(self.format, CallFormat::Hermes | CallFormat::MistralArgs)
+        self.parallel
+            && matches!(self.format, CallFormat::Hermes | CallFormat::Elements | CallFormat::MistralArgs)
     }
 
     /// Calls without a text in front.
