@@ -23,7 +23,7 @@ impl Told<'_> {
         self.why().iter().for_each(|line| progress::detail(line));
     }
 
-    fn line(&self) -> String {
+    pub fn line(&self) -> String {
         match &self.0.predicted {
             Some(predicted) => format!("{}; {}", self.what(), predict::brief(predicted)),
             None => self.what(),

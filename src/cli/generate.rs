@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use tandem::engine::{Batcher, Engine, Event, Finish, Request, Token};
 use tandem::open::{Demand, Model};
-use tandem::text::{Chat, Conversation, Message, Sampler, Tokenizer};
+use tandem::text::{Chat, Conversation, Message, Sampler, Thinking, Tokenizer, Told};
 use tandem::{Error, atomic_file};
 
 use self::form::FormArgs;
@@ -117,6 +117,16 @@ pub(super) fn answers(chat: &Chat, conversations: Vec<Conversation>) -> Vec<tand
     prompts.tokens
 }
 
+/// How an answer in channels is shown, if it comes in such.
+pub(super) fn told(chat: &Chat, prompt: &[u32], raw: bool) -> Option<Told> {
+    chat.channels(prompt, true).filter(|_| !raw).map(Told::new)
+}
+
+/// The reasoning in front of an answer of a form.
+fn thinking(chat: &Chat, raw: bool) -> Thinking {
+    if chat.has_channels() && !raw { Thinking::Channels } else { Thinking::None }
+}
+
 /// Steps that a drawn timeline shows.
 const DRAWN_STEPS: u32 = 2;
 
@@ -184,8 +194,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     ending.withhold(&mut sampling.params);
     // Checked before the model is loaded.
     Sampler::new(sampling.params.clone())?;
-    let constraint = args.form.constraint(tokenizer.as_ref(), opened.loaded.spec.vocab)?;
     let chat = chat(&opened, tokenizer.clone(), args.system.as_deref(), &args.variables);
+    let constraint =
+        args.form.constraint(tokenizer.as_ref(), opened.loaded.spec.vocab, thinking(&chat, args.raw))?;
     let ids = match args.raw {
         true => chat.raw(&prompt)?,
         false => answers(&chat, vec![chat.conversation(vec![Message::new("user", &prompt)])]).remove(0)?,
@@ -200,6 +211,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.timeline.is_some() {
         running.engine.trace();
     }
+    let told = told(&chat, &ids, args.raw);
+    ending.parting = told.as_ref().map(Told::tokens).unwrap_or_default();
     let request = Request {
         prompt: ids,
         sampling: sampling.params.clone(),
@@ -208,7 +221,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         logprobs: args.logprobs.map(|k| k as usize),
         constraint,
     };
-    let (engine, generated) = generate(running.engine, tokenizer, request, started, !args.json)?;
+    let (engine, generated) = generate(running.engine, tokenizer, (request, told), started, !args.json)?;
     running.engine = engine;
     let Generated { answer, finish, prompt_tokens, prefill_s, decode_s, first } = generated;
     // The time to the first token; loading the model takes no emulated time.
@@ -272,7 +285,7 @@ struct Generated {
 fn generate(
     engine: Engine,
     tokenizer: Option<Arc<Tokenizer>>,
-    request: Request,
+    (request, mut told): (Request, Option<Told>),
     started: Instant,
     print: bool,
 ) -> anyhow::Result<(Engine, Generated)> {
@@ -284,7 +297,7 @@ fn generate(
     let bar = (prompt_tokens > 4096)
         .then(|| progress::count_bar(prompt_tokens as u64, "reading tokens of the prompt"));
     let began = Stopwatch::start(requests.engine());
-    let (mut answer, mut prefill_s, mut first) = (Vec::new(), None, None);
+    let (mut answer, mut prefill_s, mut first) = (Vec::<Token>::new(), None, None);
     let how = loop {
         requests.step();
         if prefill_s.is_none() {
@@ -302,8 +315,11 @@ fn generate(
         let mut over = None;
         for event in events.try_iter() {
             match event {
-                Event::Token(token) => {
+                Event::Token(mut token) => {
                     first.get_or_insert_with(|| started.elapsed());
+                    if let Some(told) = &mut told {
+                        token.text = told.push(token.id, &token.text);
+                    }
                     if print && !token.text.is_empty() {
                         output::print(&token.text)?;
                     }
@@ -317,6 +333,13 @@ fn generate(
             break how;
         }
     };
+    if let (Some(told), Some(last)) = (&mut told, answer.last_mut()) {
+        let rest = told.finish();
+        if print {
+            output::print(&rest)?;
+        }
+        last.text += &rest;
+    }
     let finish = match how {
         Finish::Failed(error) => {
             return Err(Arc::try_unwrap(error).unwrap_or_else(|error| Error::Run(error.to_string())).into());

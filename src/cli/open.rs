@@ -67,6 +67,13 @@ pub fn scheduled(
     Ok((scheduled, notices))
 }
 
+/// Where an engine for many requests runs, in a sentence.
+pub fn placement(scheduled: &Scheduled) -> String {
+    let decided = scheduled.decision.as_ref().map(|decision| Told(decision).line());
+    // Without a decision, its place is the first that was noted.
+    decided.or_else(|| scheduled.notes.first().cloned()).unwrap_or_default()
+}
+
 /// An engine and the time it took to load.
 pub struct Running {
     /// Ready to run.

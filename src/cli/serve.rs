@@ -192,18 +192,21 @@ fn load(args: &Args, targets: tandem::sched::Targets, queue: usize) -> anyhow::R
     let n = args.sequences.map_or(SEQUENCES, |n| n as usize);
     let needs = Needs::new(&vec![each; n], Some(context), spec.max_context);
     let (mut scheduled, notices) = open::scheduled(&opened, &args.engine, &needs, args.sequences)?;
+    let placement = open::placement(&scheduled);
     let strategy = scheduled.strategies(&args.engine.settings()).remove(0);
     scheduled.set_targets(targets);
     let mut requests = scheduled.requests(&strategy);
     requests.set_tokenizer(tokenizer.clone());
     requests.keep_prefixes(args.prefix_cache == PrefixCache::On);
+    requests.count_busy();
     let sequences = requests.engine().sequences();
     let (vocab, context) = (spec.vocab, requests.engine().context());
     let service = Service::with_capacity(requests, sequences + queue)?;
     let client = service.client();
     let grammars = Grammars::new(tokenizer.clone(), vocab);
     let sampling = params;
-    let model = Model { client, chat, tokenizer, grammars, vocab, context, sequences, sampling, ending };
+    let model =
+        Model { client, chat, tokenizer, grammars, vocab, context, sequences, sampling, ending, placement };
     Ok(Loaded { service, model, _notices: notices })
 }
 

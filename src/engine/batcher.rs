@@ -270,6 +270,11 @@ impl Batcher {
         free_pages(&mut self.engine)
     }
 
+    /// Those of them that are kept for requests that begin as earlier ones did.
+    pub fn kept_pages(&mut self) -> [usize; 2] {
+        self.engine.kept_on_sides()
+    }
+
     /// The name of the strategy that schedules the requests.
     pub fn strategy(&self) -> &'static str {
         self.strategy.name()

@@ -2,7 +2,7 @@
 
 use super::kv::Chain;
 use super::sequences::Engine;
-use crate::program::RequestId;
+use crate::program::{RequestId, Side};
 
 impl Engine {
     /// Whether full pages of keys and values are kept when their sequences end, for as long as nobody needs the room.
@@ -26,6 +26,17 @@ impl Engine {
             .into_iter()
             .max()
             .unwrap_or_default()
+    }
+
+    /// The same on the device and on the host, where a scheduler counts free pages.
+    pub(super) fn kept_on_sides(&mut self) -> [usize; 2] {
+        let (homes, home) = (self.has_homes(), self.home());
+        let pages = &self.machine.kv_ref().pages;
+        match (homes, home) {
+            (true, _) => [pages.device.n_kept(), pages.far.n_kept()],
+            (false, Side::Device) => [pages.device.n_kept(), 0],
+            (false, Side::Host) => [0, pages.host.n_kept()],
+        }
     }
 
     /// Lets an empty sequence begin with pages that hold the keys and values of `tokens`, as many as are there. Its length

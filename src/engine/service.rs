@@ -88,6 +88,8 @@ pub struct Status {
     pub load: (usize, usize),
     /// Pages of keys and values on the device and on the host: those that no request holds.
     pub free_pages: [usize; 2],
+    /// Those of them that are kept for requests that begin as earlier ones did.
+    pub kept_pages: [usize; 2],
     /// All of them.
     pub pages: [usize; 2],
     /// Steps made.
@@ -104,6 +106,11 @@ pub struct Status {
     pub swapped: u64,
     /// Seconds that the steps took, and seconds predicted for them (0 without predictions).
     pub seconds: (f64, f64),
+    /// Seconds that each unit has worked, in the order of [`Unit::ALL`](crate::program::Unit::ALL): if the engine counts them
+    /// ([`Batcher::count_busy`]).
+    pub busy: Option<[f64; 4]>,
+    /// Whether these are seconds of emulated time.
+    pub is_emulated: bool,
 }
 
 impl Shared {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{Notify, Semaphore};
 
@@ -18,6 +18,8 @@ pub(super) struct App {
     pub loaded: OnceLock<Loaded>,
     /// Seconds since 1970 of the start.
     pub started: u64,
+    /// The start.
+    pub begun: Instant,
     /// Room for bodies, in KiB.
     pub bodies: Arc<Semaphore>,
     draining: AtomicBool,
@@ -37,6 +39,7 @@ impl App {
             metrics: Metrics::default(),
             loaded: OnceLock::new(),
             started: unix_time(),
+            begun: Instant::now(),
             bodies: Arc::new(Semaphore::new(options.bodies >> 10)),
             draining: AtomicBool::new(false),
             open: AtomicUsize::new(0),

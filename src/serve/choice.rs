@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::engine::Token;
-use crate::text::{self, CallFormat, Ending, Reader, Tokenizer};
+use crate::text::{self, CallFormat, Channels, Ending, Reader, Texts, Tokenizer};
 
 /// Spells tokens: as the text of an answer has them, and by name.
 #[derive(Clone)]
@@ -51,14 +51,18 @@ pub(super) struct Scored {
 }
 
 /// How the text of an answer is read.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Reading {
     /// How calls are written, if there may be any.
     pub format: Option<CallFormat>,
+    /// Parameters whose values are texts, where arguments are elements.
+    pub texts: Texts,
     /// Whether it may begin with reasoning.
     pub thinks: bool,
     /// Whether the prompt has begun the reasoning.
     pub begun: bool,
+    /// Its channels, if it comes in such.
+    pub channels: Option<Channels>,
     /// Makes ids of calls those of this request.
     pub salt: u64,
 }
@@ -83,6 +87,12 @@ pub(super) struct Piece {
     pub scored: Vec<Scored>,
 }
 
+/// What splits an answer into its parts: by its text, or by its tokens.
+enum Split {
+    Text(Reader),
+    Channels(Channels),
+}
+
 /// See the [module](self).
 pub(super) struct Choice {
     speller: Speller,
@@ -93,7 +103,7 @@ pub(super) struct Choice {
     /// Bytes of tokens so far.
     spelled: usize,
     waiting: VecDeque<Scored>,
-    reader: Reader,
+    reader: Split,
     format: Option<CallFormat>,
     /// Makes ids of calls those of this answer.
     salt: u64,
@@ -102,8 +112,11 @@ pub(super) struct Choice {
 impl Choice {
     /// Answer `index` of a request.
     pub fn new(speller: Speller, ending: &Ending, reading: &Reading, index: usize) -> Choice {
-        let Reading { format, thinks, begun, salt } = *reading;
-        let reader = Reader::new(format, thinks, begun);
+        let Reading { format, thinks, begun, salt, .. } = *reading;
+        let reader = match &reading.channels {
+            Some(channels) => Split::Channels(channels.clone()),
+            None => Split::Text(Reader::new(format, thinks, begun).with_texts(reading.texts.clone())),
+        };
         let ends = ending.tokens.clone();
         // The golden ratio spreads successive numbers.
         let salt = salt.wrapping_add((index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -112,7 +125,10 @@ impl Choice {
 
     /// Whether functions are called.
     pub fn has_calls(&self) -> bool {
-        self.reader.calls() > 0
+        match &self.reader {
+            Split::Text(reader) => reader.calls() > 0,
+            Split::Channels(channels) => channels.calls() > 0,
+        }
     }
 
     fn piece(&self, parts: Vec<text::Part>, scored: Vec<Scored>) -> Piece {
@@ -153,7 +169,10 @@ impl Choice {
         while self.waiting.front().is_some_and(|first| first.start + first.bytes.len() <= self.text) {
             scored.extend(self.waiting.pop_front());
         }
-        let parts = self.reader.push(&token.text);
+        let parts = match &mut self.reader {
+            Split::Text(reader) => reader.push(&token.text),
+            Split::Channels(channels) => channels.push(token.id, &token.text),
+        };
         self.piece(parts, scored)
     }
 
@@ -161,7 +180,10 @@ impl Choice {
     pub fn finish(&mut self) -> Piece {
         let text = self.text;
         let scored = self.waiting.drain(..).filter(|scored| scored.start < text).collect();
-        let parts = self.reader.finish();
+        let parts = match &mut self.reader {
+            Split::Text(reader) => reader.finish(),
+            Split::Channels(channels) => channels.finish(),
+        };
         self.piece(parts, scored)
     }
 }

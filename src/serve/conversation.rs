@@ -35,6 +35,13 @@ pub(super) fn of(
     if let Some(variables) = &fields.chat_template_kwargs {
         conversation.variables = template_variables(variables)?;
     }
+    // OpenAI's name for what templates have as a variable. One that a template does not read has no effect.
+    if let Some(effort) = &fields.reasoning_effort
+        && chat.mentions("reasoning_effort")
+        && conversation.variables.iter().all(|(name, _)| name != "reasoning_effort")
+    {
+        conversation.variables.push(("reasoning_effort".into(), effort.as_str().into()));
+    }
     conversation.continue_final_message = fields.continue_final_message.unwrap_or(false);
     let answers = fields.add_generation_prompt;
     if conversation.continue_final_message && answers == Some(true) {

@@ -89,6 +89,7 @@ pub(super) struct Chat {
     pub audio: Option<Value>,
     pub web_search_options: Option<Value>,
     pub chat_template_kwargs: Option<Json>,
+    pub reasoning_effort: Option<String>,
     pub add_generation_prompt: Option<bool>,
     pub continue_final_message: Option<bool>,
 }

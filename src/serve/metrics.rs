@@ -6,6 +6,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use serde_json::{Value, json};
+
+use super::recent::Recent;
 use crate::engine::Status;
 
 /// Upper bounds of the histograms' buckets, in seconds: from one step of a small model to a minute.
@@ -18,10 +21,13 @@ pub(super) struct Metrics {
     /// Requests answered, by path and status.
     requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
     prompt_tokens: AtomicU64,
+    cached_tokens: AtomicU64,
     tokens: AtomicU64,
     first: Histogram,
     between: Histogram,
     whole: Histogram,
+    /// The latest answers.
+    pub recent: Recent,
 }
 
 #[derive(Default)]
@@ -68,10 +74,17 @@ impl Metrics {
         *self.requests.lock().expect("no panic holds it").entry((path, status)).or_default() += 1;
     }
 
-    /// A request for completions has ended.
-    pub fn completion(&self, path: &'static str, status: u16, prompt: usize, tokens: usize) {
+    /// A request for completions has ended: with so many tokens of prompts, so many of them there before, and so many of answers.
+    pub fn completion(
+        &self,
+        path: &'static str,
+        status: u16,
+        (prompt, cached): (usize, usize),
+        tokens: usize,
+    ) {
         self.request(path, status);
         self.prompt_tokens.fetch_add(prompt as u64, Ordering::Relaxed);
+        self.cached_tokens.fetch_add(cached as u64, Ordering::Relaxed);
         self.tokens.fetch_add(tokens as u64, Ordering::Relaxed);
     }
 
@@ -82,14 +95,38 @@ impl Metrics {
             self.between.observe(between);
         }
         self.whole.observe(whole);
+        self.recent.add((first, between, whole));
+    }
+
+    /// Tokens of ended requests.
+    pub fn tokens(&self) -> Value {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (prompt, cached) = (of(&self.prompt_tokens), of(&self.cached_tokens));
+        json!({ "prompt": prompt, "cached": cached, "answer": of(&self.tokens) })
+    }
+
+    /// Requests for completions by how they ended.
+    pub fn by_kind(&self) -> Value {
+        let (mut ok, mut refused, mut failed, mut left) = (0, 0, 0, 0);
+        for ((path, status), n) in self.requests.lock().expect("no panic holds it").iter() {
+            match status {
+                _ if !path.ends_with("completions") => {}
+                499 => left += n,
+                500.. => failed += n,
+                400.. => refused += n,
+                _ => ok += n,
+            }
+        }
+        json!({ "ok": ok, "refused": refused, "failed": failed, "left": left })
     }
 
     /// All of them, and those of the engine: its status, and how many places of the queue are taken.
-    pub fn text(&self, ready: bool, loaded: Option<(Status, usize)>) -> String {
+    pub fn text(&self, ready: bool, started: u64, loaded: Option<(Status, usize, &str)>) -> String {
         let mut text = String::new();
         let out = &mut text;
         head(out, "tandem_build_info", "The version.", "gauge");
         let _ = writeln!(out, "tandem_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"));
+        one(out, "tandem_start_time_seconds", "Seconds since 1970 of the start.", "gauge", started);
         let help = "Whether the model is loaded and requests are taken.";
         one(out, "tandem_ready", help, "gauge", u8::from(ready));
         head(out, "tandem_http_requests_total", "Requests answered (499: the client went away).", "counter");
@@ -99,6 +136,9 @@ impl Metrics {
         let prompt = self.prompt_tokens.load(Ordering::Relaxed);
         one(out, "tandem_prompt_tokens_total", "Tokens of prompts of ended requests.", "counter", prompt);
         let tokens = self.tokens.load(Ordering::Relaxed);
+        let cached = self.cached_tokens.load(Ordering::Relaxed);
+        let help = "Those of them that were there from earlier requests.";
+        one(out, "tandem_prompt_tokens_cached_total", help, "counter", cached);
         one(out, "tandem_generation_tokens_total", "Tokens of answers of ended requests.", "counter", tokens);
         let help = "From a request's arrival to an answer's first token.";
         self.first.write(out, "tandem_time_to_first_token_seconds", help);
@@ -106,7 +146,11 @@ impl Metrics {
         self.between.write(out, "tandem_time_per_output_token_seconds", help);
         let help = "From a request's arrival to an answer's end.";
         self.whole.write(out, "tandem_request_duration_seconds", help);
-        if let Some((status, places)) = loaded {
+        if let Some((status, places, placement)) = loaded {
+            head(out, "tandem_placement_info", "Where the model runs.", "gauge");
+            // As the format wants its texts.
+            let placement = placement.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', " ");
+            let _ = writeln!(out, "tandem_placement_info{{placement=\"{placement}\"}} 1");
             engine(out, &status, places);
         }
         text
@@ -120,11 +164,13 @@ fn engine(out: &mut String, status: &Status, places: usize) {
     one(out, "tandem_requests_waiting", "Sequences that wait for the engine.", "gauge", waiting);
     one(out, "tandem_requests_running", "Sequences that the engine runs.", "gauge", running);
     one(out, "tandem_places_taken", "Places of the queue that are taken.", "gauge", places);
-    head(out, "tandem_kv_pages", "Pages of keys and values.", "gauge");
+    head(out, "tandem_kv_pages", "Pages of keys and values; kept ones go when room is needed.", "gauge");
     for (side, name) in ["device", "host"].into_iter().enumerate() {
         let (free, all) = (status.free_pages[side], status.pages[side]);
-        let used = all.saturating_sub(free);
+        let (used, kept) = (all.saturating_sub(free), status.kept_pages[side]);
+        let free = free.saturating_sub(kept);
         let _ = writeln!(out, "tandem_kv_pages{{side=\"{name}\",use=\"free\"}} {free}");
+        let _ = writeln!(out, "tandem_kv_pages{{side=\"{name}\",use=\"kept\"}} {kept}");
         let _ = writeln!(out, "tandem_kv_pages{{side=\"{name}\",use=\"used\"}} {used}");
     }
     one(out, "tandem_steps_total", "Steps of the engine.", "counter", status.steps);
@@ -139,6 +185,13 @@ fn engine(out: &mut String, status: &Status, places: usize) {
     one(out, "tandem_step_seconds_total", "Seconds that steps took.", "counter", took);
     let help = "Seconds predicted for them; 0 without predictions.";
     one(out, "tandem_step_predicted_seconds_total", help, "counter", predicted);
+    if let Some(busy) = status.busy {
+        let help = "Seconds that each lane has worked; of those of steps, its busy fraction.";
+        head(out, "tandem_lane_busy_seconds_total", help, "counter");
+        for (lane, seconds) in ["gpu", "to_device", "to_host", "cpu"].into_iter().zip(busy) {
+            let _ = writeln!(out, "tandem_lane_busy_seconds_total{{lane=\"{lane}\"}} {seconds}");
+        }
+    }
 }
 
 #[cfg(test)]

@@ -28,6 +28,8 @@ pub struct Model {
     pub sampling: SamplerParams,
     /// What ends an answer.
     pub ending: Ending,
+    /// Where it runs, in a sentence.
+    pub placement: String,
 }
 
 impl Model {

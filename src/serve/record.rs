@@ -94,7 +94,7 @@ impl Drop for Record {
     fn drop(&mut self) {
         let (prompt, cached, tokens) = self.usage().tokens();
         let status = self.status.map_or(GONE, |status| status.as_u16());
-        self.app.metrics.completion(self.path, status, prompt, tokens);
+        self.app.metrics.completion(self.path, status, (prompt, cached), tokens);
         let ms = |d: Duration| format!("{:.1}", d.as_secs_f64() * 1e3);
         let first = self.answers.iter().filter_map(|a| Some(a.1?.0)).min();
         let first = first.map_or("-".into(), |first| ms(first - self.begun));

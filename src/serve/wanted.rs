@@ -7,7 +7,7 @@ use super::choice::Reading;
 use super::error::ApiError;
 use super::fields::{Chat, ResponseFormat};
 use super::model::Model;
-use crate::text::{self, Calls, Constraint, Content, Json, Shape, Thinking, Tool};
+use crate::text::{self, Calls, Channels, Constraint, Content, Json, Shape, Thinking, Tool};
 use crate::{Error, Result};
 
 /// Most functions of a request.
@@ -103,23 +103,27 @@ impl Wanted {
     }
 
     /// Compiles the form, which may take some milliseconds, and says how the answer's text is read. `begun` says whether the prompt has
-    /// begun to reason.
+    /// begun to reason; `channels` split an answer that comes in such.
     ///
     /// # Errors
     /// A schema that is none, or cannot be enforced.
     pub fn prepare(
         self,
         model: &Model,
-        thinks: bool,
-        begun: bool,
+        (thinks, begun): (bool, bool),
+        channels: Option<Channels>,
     ) -> Result<(Option<Constraint>, Reading), ApiError> {
-        let thinking = match (thinks, begun) {
-            (_, true) => Thinking::Begun,
-            (true, false) => Thinking::Possible,
-            (false, false) => Thinking::None,
+        let thinking = match (&channels, thinks, begun) {
+            (Some(channels), ..) if channels.is_inside() => Thinking::InMessage,
+            (Some(_), ..) => Thinking::Channels,
+            (None, _, true) => Thinking::Begun,
+            (None, true, false) => Thinking::Possible,
+            (None, false, false) => Thinking::None,
         };
         let format = self.calls.as_ref().map(|calls| calls.format);
-        let reading = Reading { format, thinks, begun, salt: 0 };
+        let tools = self.calls.iter().flat_map(|calls| &calls.tools);
+        let texts = tools.map(|tool| (tool.name.clone(), text::texts_of(&tool.parameters))).collect();
+        let reading = Reading { format, texts, thinks, begun, channels, salt: 0 };
         let shape = Shape { thinking, content: self.content, calls: self.calls };
         if shape.is_free() {
             return Ok((None, reading));

@@ -20,6 +20,9 @@ pub struct Ending {
     pub show_special: bool,
     /// Special tokens that are text in any case.
     pub shown: Arc<[u32]>,
+    /// Tokens that part the text and are none of it: what was held back in front of one is released, and no stop string
+    /// reaches across.
+    pub parting: Arc<[u32]>,
 }
 
 impl Ending {
@@ -69,6 +72,7 @@ impl Answer {
         let ends = self.ending.tokens.contains(&id);
         let out = match &self.tokenizer {
             _ if ends && !self.ending.keep_stop => StreamOutput::default(),
+            Some(_) if self.ending.parting.contains(&id) && !self.ending.show_special => self.stream.finish(),
             None => self.stream.push(format!("{id} ").as_bytes()),
             Some(t) if t.is_special(id) && (self.ending.show_special || self.ending.shown.contains(&id)) => {
                 self.stream.push(t.token_text(id).unwrap_or_default().as_bytes())

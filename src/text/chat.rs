@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::calls::{CallFormat, MARKERS, THINK, UNTHINK};
+use super::calls::{CallFormat, Channels, Control, MARKERS, THINK, UNTHINK, arrange};
 use super::{ChatTemplate, Conversation, Json, Message, Sandbox, Tokenizer};
 use crate::{Error, Result};
 
@@ -100,7 +100,28 @@ impl Chat {
     /// [`tell`](super::tell) does. `None` without a template, or if its way of writing is not known.
     pub fn call_format(&self) -> Option<CallFormat> {
         let template = self.template.as_deref()?;
-        if self.shows_tools() { CallFormat::of(template) } else { Some(CallFormat::Hermes) }
+        let format = if self.shows_tools() { CallFormat::of(template)? } else { CallFormat::Hermes };
+        (format != CallFormat::Harmony || self.controls().is_some()).then_some(format)
+    }
+
+    /// The control tokens of harmony, if the template writes it and the vocabulary has them.
+    fn controls(&self) -> Option<Arc<[(u32, Control)]>> {
+        self.template.as_deref().filter(|template| Control::is_in(template))?;
+        let tokenizer = self.tokenizer.as_deref()?;
+        let id = |text| tokenizer.token_id(text).filter(|&id| tokenizer.is_special(id));
+        let known: Vec<_> = Control::ALL.iter().map(|&(control, text)| (id(text), control)).collect();
+        let complete = known[..Control::NEEDED].iter().all(|(id, _)| id.is_some());
+        complete.then(|| known.into_iter().filter_map(|(id, control)| Some((id?, control))).collect())
+    }
+
+    /// Whether answers come in channels, as harmony has them (gpt-oss).
+    pub fn has_channels(&self) -> bool {
+        self.controls().is_some()
+    }
+
+    /// How the answer to a prompt is split, if it comes in channels; with calls, or with their texts as content.
+    pub fn channels(&self, prompt: &[u32], calls: bool) -> Option<Channels> {
+        self.controls().map(|ids| Channels::behind(prompt, ids, calls))
     }
 
     /// Whether answers may begin with reasoning between `<think>` and `</think>`.
@@ -178,7 +199,11 @@ impl Chat {
         let mut refused = Vec::with_capacity(conversations.len());
         let mut complete = Vec::with_capacity(conversations.len());
         let mut unused = BTreeSet::new();
+        let has_channels = self.has_channels();
         for mut one in conversations {
+            if has_channels {
+                arrange(&mut one);
+            }
             if let Some(system) =
                 self.system.as_deref().filter(|_| one.messages.iter().all(|m| m.role() != "system"))
             {

@@ -3,7 +3,7 @@
 //! - `template` ([`ChatTemplate`], [`Conversation`], [`Message`], [`Json`], [`is_template_variable`]) turns a conversation
 //!   into one prompt, as the model was trained to see it, and `sandbox` ([`Sandbox`], [`serve_sandbox_if_asked`]) does so for untrusted templates;
 //! - `chat` ([`Chat`], [`Prompts`], [`check_tokens`]) turns what a user writes, a text or a conversation, into tokens with both of these and the next;
-//! - `calls` ([`CallFormat`], [`Reader`], [`Part`], [`tell`], [`MARKERS`]) splits an answer's text into reasoning, content and calls of functions;
+//! - `calls` ([`CallFormat`], [`Reader`], [`Part`], [`Channels`], [`Control`], [`Told`], [`Texts`], [`is_text`], [`texts_of`], [`arrange`], [`tell`], [`MARKERS`]) splits an answer's text into reasoning, content and calls of functions;
 //! - `grammar` ([`Shape`], [`Grammar`], [`Grammars`], [`Constraint`], [`Guide`], [`Mask`]) holds answers to a form: JSON of a schema, calls;
 //! - `tokenizer` ([`Tokenizer`]) turns text into token ids, and ids into bytes;
 //! - `sampler` ([`Sampler`], [`SamplerParams`], [`Top`], [`NO_TOKEN_LEFT`], [`logprobs`], [`token_logprob`]) picks the next id from the model's logits;
@@ -22,7 +22,9 @@ mod tokenizer;
 mod top;
 
 pub use answer::{Answer, Ending, Piece};
-pub use calls::{CallFormat, MARKERS, Part, Reader, tell};
+pub use calls::{
+    CallFormat, Channels, Control, MARKERS, Part, Reader, Texts, Told, arrange, is_text, tell, texts_of,
+};
 pub use chat::{Chat, Prompts, check_tokens};
 pub use grammar::{Calls, Constraint, Content, Grammar, Grammars, Guide, Mask, Shape, Thinking, Tool};
 pub use sampler::{NO_TOKEN_LEFT, Sampler, SamplerParams, logprobs, token_logprob};

@@ -68,6 +68,11 @@ impl Message {
         self.0.get(name)
     }
 
+    /// All of its fields.
+    pub fn fields(&self) -> &Json {
+        &self.0
+    }
+
     /// The text of the turn: its content, or that of all parts.
     pub fn text(&self) -> String {
         match self.0.get("content") {

@@ -6,6 +6,7 @@ mod chat;
 mod device;
 mod experts;
 mod generate;
+mod harmony;
 mod hybrid;
 mod memory;
 mod models;

@@ -137,6 +137,7 @@ fn functions_are_called_with_their_arguments() {
         "{{ tools }}[TOOL_CALLS]{% for m in messages %}<|turn|>{{ m.content }}<|end|>{% endfor %}<|turn|>",
         "{{ tools }}[TOOL_CALLS][ARGS]{% for m in messages %}<|turn|>{{ m.content }}<|end|>{% endfor %}<|turn|>",
         "{{ tools }}<|python_tag|>{% for m in messages %}<|turn|>{{ m.content }}<|end|>{% endfor %}<|turn|>",
+        "{{ tools }}<tool_call><function=x><parameter=y>{% for m in messages %}<|turn|>{{ m.content }}<|end|>{% endfor %}<|turn|>",
     ];
     for (i, template) in templates.into_iter().enumerate() {
         let served = served(template);

@@ -4,8 +4,10 @@ mod answers;
 mod connections;
 mod errors;
 mod forms;
+mod harmony;
 mod lifecycle;
 mod openai;
+mod page;
 mod scores;
 #[path = "../support/mod.rs"]
 mod support;

@@ -89,6 +89,8 @@ pub struct World {
     pub prefixes: bool,
     /// Whether tokens are bytes, instead of numbers without a text.
     pub spells: bool,
+    /// Whether these have harmony's control tokens.
+    pub channels: bool,
     pub template: Option<&'static str>,
 }
 
@@ -104,6 +106,7 @@ impl Default for World {
             ready: true,
             prefixes: false,
             spells: false,
+            channels: false,
             template: None,
         }
     }
@@ -131,13 +134,15 @@ impl World {
         let strategy = Gated(Continuous::default(), self.gate.clone());
         let mut requests = Batcher::with(engine, Box::new(strategy), Box::new(Untimed));
         requests.keep_prefixes(self.prefixes);
-        let tokenizer = self.spells.then(spelling::tokenizer);
+        requests.count_busy();
+        let tokenizer = self.spells.then(if self.channels { spelling::harmony } else { spelling::tokenizer });
         requests.set_tokenizer(tokenizer.clone());
         let service = Service::start(requests).unwrap();
         let (lines, log) = channel();
         let lines = Mutex::new(lines);
         let log_to = Arc::new(move |line: &str, _| drop(lines.lock().unwrap().send(line.to_owned())));
         let server = Server::start(Options { log: log_to, ..self.options }).unwrap();
+        let ends = tokenizer.as_ref().map_or_else(Vec::new, |t| t.end_of_generation().collect());
         let sampling = SamplerParams { temperature: 1.0, ..SamplerParams::default() };
         let sandbox = Sandbox::of_program(env!("CARGO_BIN_EXE_tandem"));
         let model = Model {
@@ -149,7 +154,8 @@ impl World {
             context: self.context,
             sequences: self.sequences,
             sampling,
-            ending: if self.spells { Ending::at(vec![spelling::END]) } else { Ending::default() },
+            ending: Ending::at(ends),
+            placement: "cpu-only: all on the cpu".into(),
         };
         let mut served = Served { server, service, gate: self.gate, log, model: Some(model) };
         if self.ready {
@@ -176,12 +182,19 @@ pub struct Reply {
     pub status: u16,
     pub retry_after: Option<String>,
     pub body: String,
+    headers: ureq::http::HeaderMap,
 }
 
 impl Reply {
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
+    }
+
+    /// A header.
+    #[track_caller]
+    pub fn header(&self, name: &str) -> &str {
+        self.headers[name].to_str().unwrap()
     }
 
     /// The JSON of a request that was answered.
@@ -210,7 +223,7 @@ fn reply(response: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Rep
     let mut response = response.expect("an answer");
     let retry_after = response.headers().get("retry-after").map(|v| v.to_str().unwrap().to_owned());
     let body = response.body_mut().read_to_string().expect("text");
-    Reply { status: response.status().as_u16(), retry_after, body }
+    Reply { status: response.status().as_u16(), retry_after, body, headers: response.headers().clone() }
 }
 
 /// A client that may be sent to another thread.

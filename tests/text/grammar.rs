@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tandem::model::formats::gguf::Gguf;
 use tandem::text::{
-    CallFormat, Calls, Constraint, Content, Grammar, Grammars, Part, Reader, Shape, Thinking, Tokenizer, Tool,
+    CallFormat, Calls, Constraint, Content, Grammar, Grammars, Part, Reader, Shape, Texts, Thinking,
+    Tokenizer, Tool, texts_of,
 };
 
 use crate::support::spelling::{self, END};
@@ -106,8 +107,13 @@ fn calls(format: CallFormat, parallel: bool) -> Calls {
     Calls { format, tools, parallel }
 }
 
-const FORMATS: [CallFormat; 4] =
-    [CallFormat::Hermes, CallFormat::Llama, CallFormat::Mistral, CallFormat::MistralArgs];
+const FORMATS: [CallFormat; 5] = [
+    CallFormat::Hermes,
+    CallFormat::Llama,
+    CallFormat::Mistral,
+    CallFormat::MistralArgs,
+    CallFormat::Elements,
+];
 
 /// The first call of an answer, as models write it.
 fn call(format: CallFormat, name: &str, arguments: &str) -> String {
@@ -118,6 +124,15 @@ fn call(format: CallFormat, name: &str, arguments: &str) -> String {
         CallFormat::Llama => format!("{{\"name\": \"{name}\", \"parameters\": {arguments}}}"),
         CallFormat::Mistral => format!("[TOOL_CALLS][{{\"name\": \"{name}\", \"arguments\": {arguments}}}]"),
         CallFormat::MistralArgs => format!("[TOOL_CALLS]{name}[ARGS]{arguments}"),
+        CallFormat::Elements => {
+            let fields: Value = serde_json::from_str(arguments).unwrap();
+            // What a reference names is JSON, and no text.
+            let element =
+                |(name, value): (&String, &Value)| format!("<parameter={name}>\n{value}\n</parameter>\n");
+            let elements: String = fields.as_object().unwrap().iter().map(element).collect();
+            format!("<tool_call>\n<function={name}>\n{elements}</function>\n</tool_call>")
+        }
+        CallFormat::Harmony => format!(" to=functions.{name}<|channel|>commentary<|message|>{arguments}"),
     }
 }
 
@@ -369,4 +384,76 @@ fn masks_are_quick() {
             "ten times what is wanted of the mean, on a machine that others use: {mean:?}"
         );
     }
+}
+
+/// Arguments as elements: texts are not quoted, and everything else is JSON.
+#[test]
+fn elements_have_the_schemas_of_their_parameters() {
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            "city": { "type": "string", "maxLength": 12 },
+            "unit": { "enum": ["C", "F"] },
+            "days": { "type": "integer", "minimum": 1, "maximum": 9 },
+            "at": { "$ref": "#/$defs/place" },
+        },
+        "required": ["city", "days"],
+        "additionalProperties": false,
+        "$defs": { "place": { "type": "object", "properties": { "x": { "type": "number" } }, "required": ["x"],
+                              "additionalProperties": false } },
+    });
+    let tools = vec![Tool { name: "look".into(), parameters: parameters.clone() }];
+    let calls = |tools| Calls { format: CallFormat::Elements, tools, parallel: true };
+    let form = compile(&Shape { content: Content::Nothing, calls: Some(calls(tools)), ..Shape::default() });
+    let texts: Texts = Arc::new([("look".to_owned(), texts_of(&parameters))]);
+    let head = "<tool_call>\n<function=look>\n<parameter=city>\n";
+    let tail = "</function>\n</tool_call>";
+    for (text, arguments) in [
+        (
+            "\"Köln\"\n</parameter>\n<parameter=days>\n3\n</parameter>\n",
+            json!({ "city": "\"Köln\"", "days": 3 }),
+        ),
+        (
+            "3\n</parameter>\n<parameter=unit>\nC\n</parameter>\n<parameter=days>3</parameter><parameter=at>\n{\"x\": 1.5}\n</parameter>\n",
+            json!({ "city": "3", "unit": "C", "days": 3, "at": { "x": 1.5 } }),
+        ),
+        ("a\n<b>\n</parameter><parameter=days>\n9\n</parameter>", json!({ "city": "a\n<b>", "days": 9 })),
+    ] {
+        let text = format!("{head}{text}{tail}");
+        allows(&form, &text);
+        let mut reader = Reader::new(Some(CallFormat::Elements), false, false).with_texts(texts.clone());
+        let mut parts: Vec<Part> = text.chars().flat_map(|c| reader.push(&c.to_string())).collect();
+        parts.extend(reader.finish());
+        let read: String = parts
+            .iter()
+            .filter_map(|p| if let Part::Arguments(0, text) = p { Some(text.as_str()) } else { None })
+            .collect();
+        assert_eq!(serde_json::from_str::<Value>(&read).unwrap_or_else(|e| panic!("{e}: {read}")), arguments);
+        assert_eq!(parts[0], Part::Call(0, "look".into()));
+    }
+    for text in [
+        "thirteen characters",
+        "a\n</parameter>\n<parameter=unit>\nK",
+        "a\n</parameter>\n</function>",
+        "a\n</parameter>\n<parameter=days>\n12",
+    ] {
+        let text = format!("{head}{text}");
+        assert!(follow(&form.0, &form.1, &text).0 < text.len(), "{text}");
+    }
+    for (own, why) in [
+        (json!({ "type": "string", "pattern": "^a" }), "pattern"),
+        (json!({ "type": "string", "format": "date" }), "format"),
+        (json!({ "type": "array", "uniqueItems": true }), "uniqueItems"),
+    ] {
+        let parameters = json!({ "properties": { "a": own } });
+        let tools = vec![Tool { name: "f".into(), parameters }];
+        let shape = Shape { calls: Some(calls(tools)), ..Shape::default() };
+        let refused = shape.grammar().and_then(|g| grammars().1.compile(&g).map(|_| ()));
+        assert!(refused.expect_err(why).to_string().contains(why));
+    }
+    let whole = json!({ "oneOf": [{ "required": ["a"] }], "properties": { "a": {} } });
+    let tools = vec![Tool { name: "f".into(), parameters: whole }];
+    let refused =
+        Shape { calls: Some(calls(tools)), ..Shape::default() }.grammar().expect_err("oneOf").to_string();
+    assert!(refused.contains("oneOf"), "{refused}");
 }

@@ -3,6 +3,7 @@
 mod around;
 mod bad_metadata;
 mod grammar;
+mod harmony;
 mod json;
 mod sandbox;
 #[path = "../support/mod.rs"]

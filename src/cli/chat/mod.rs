@@ -20,8 +20,8 @@ use self::history::History;
 use self::reader::{Line, Reader};
 use self::turn::{Interrupts, Settings, Stats};
 use super::args::EngineArgs;
-use super::generate::chat;
 use super::generate::variables::VariableArgs;
+use super::generate::{chat, told};
 use super::sampling::SamplingArgs;
 use super::{open, output, progress};
 
@@ -163,8 +163,9 @@ impl Talk {
         let prompts = self.chat.answers(vec![conversation]);
         prompts.notes.iter().for_each(|note| progress::detail(note));
         let tokens = prompts.tokens.into_iter().next().expect("one conversation")?;
+        let told = told(&self.chat, &tokens, false);
         let answer =
-            turn::run(&mut self.requests, tokens, &self.settings, &mut self.stats, &self.interrupts)?;
+            turn::run(&mut self.requests, (tokens, told), &self.settings, &mut self.stats, &self.interrupts)?;
         self.history.push(text, answer);
         Ok(())
     }

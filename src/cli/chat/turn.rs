@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use tandem::engine::{Batcher, Event, Finish, Request};
-use tandem::text::{Ending, Sampler, SamplerParams};
+use tandem::text::{Ending, Sampler, SamplerParams, Told};
 use tandem::{Error, Result};
 
 use crate::cli::{output, progress};
@@ -103,23 +103,25 @@ impl Stats {
     }
 }
 
-/// Answers a prompt; returns the text, as far as it came.
+/// Answers a prompt; returns the text, as far as it came. Of an answer in channels, `told` shows all and returns the content.
 ///
 /// # Errors
 /// The prompt does not fit, the engine has failed, or standard output is closed.
 pub fn run(
     requests: &mut Batcher,
-    prompt: Vec<u32>,
+    (prompt, mut told): (Vec<u32>, Option<Told>),
     settings: &Settings,
     stats: &mut Stats,
     interrupts: &Interrupts,
 ) -> anyhow::Result<String> {
     let n = prompt.len();
+    let parting = told.as_ref().map(Told::tokens).unwrap_or_default();
+    let ending = Ending { parting, ..settings.ending.clone() };
     let request = Request {
         prompt,
         sampling: settings.params.clone(),
         max_tokens: settings.max_tokens.unwrap_or(requests.engine().context()),
-        ending: settings.ending.clone(),
+        ending,
         logprobs: None,
         constraint: None,
     };
@@ -138,7 +140,10 @@ pub fn run(
         for event in events.try_iter() {
             match event {
                 Event::Cached(n) => cached = n,
-                Event::Token(token) => {
+                Event::Token(mut token) => {
+                    if let Some(told) = &mut told {
+                        token.text = told.push(token.id, &token.text);
+                    }
                     first.get_or_insert_with(|| began.elapsed().as_secs_f64());
                     tokens += 1;
                     output::print(&token.text)?;
@@ -151,6 +156,10 @@ pub fn run(
             break how;
         }
     };
+    if let Some(told) = &mut told {
+        output::print(&told.finish())?;
+        text = told.content().to_owned();
+    }
     output::line("")?;
     let all = began.elapsed().as_secs_f64();
     let first = first.unwrap_or(all);

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use tandem::text::{Constraint, Content, Grammar, Grammars, Shape, Tokenizer};
+use tandem::text::{Constraint, Content, Grammar, Grammars, Shape, Thinking, Tokenizer};
 use tandem::{Error, Result};
 
 use crate::cli::prompt;
@@ -20,13 +20,18 @@ pub struct FormArgs {
 }
 
 impl FormArgs {
-    /// The form, for the tokens of a model.
+    /// The form, for the tokens of a model; JSON may come behind this reasoning.
     ///
     /// # Errors
     /// A schema or grammar that cannot be read or enforced.
-    pub fn constraint(&self, tokenizer: Option<&Arc<Tokenizer>>, vocab: usize) -> Result<Option<Constraint>> {
+    pub fn constraint(
+        &self,
+        tokenizer: Option<&Arc<Tokenizer>>,
+        vocab: usize,
+        thinking: Thinking,
+    ) -> Result<Option<Constraint>> {
         let (flag, grammar) = match (&self.json_schema, &self.grammar) {
-            (Some(schema), _) => ("--json-schema", schema_of(schema)),
+            (Some(schema), _) => ("--json-schema", schema_of(schema, thinking)),
             (None, Some(grammar)) => {
                 ("--grammar", text(grammar, |text| text.contains("start:")).map(Grammar::lark))
             }
@@ -41,10 +46,10 @@ impl FormArgs {
     }
 }
 
-fn schema_of(given: &str) -> Result<Grammar> {
+fn schema_of(given: &str, thinking: Thinking) -> Result<Grammar> {
     let text = text(given, |text| text.trim_start().starts_with('{'))?;
     let schema = serde_json::from_str(&text).map_err(|e| Error::usage(format!("no JSON: {e}")))?;
-    Shape { content: Content::Schema(schema), ..Shape::default() }.grammar()
+    Shape { thinking, content: Content::Schema(schema), calls: None }.grammar()
 }
 
 /// What is given, or what the file of this name has.

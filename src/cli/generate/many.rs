@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 use tandem::engine::{Event, Finish, Request, Token};
 use tandem::open::{Model, Needs, Scheduled};
 use tandem::sched::Targets;
-use tandem::text::{Constraint, Conversation, Ending, Message, SamplerParams, Tokenizer};
+use tandem::text::{Chat, Constraint, Conversation, Ending, Message, SamplerParams, Tokenizer, Told};
 use tandem::{Error, Result as Outcome, atomic_file};
 
 use super::lines::{self, Ask, Bad, ForTemplate, Limits, Line};
 use super::results::{self, Results};
-use super::{Args, answers, chat, ends, variables, write_timeline};
+use super::{Args, answers, chat, ends, thinking, told, variables, write_timeline};
 use crate::cli::flags::in_place_of_settings;
 use crate::cli::open;
 use crate::cli::sampling::{Lists, seed_of};
@@ -37,6 +37,8 @@ struct Wanted {
     sampling: SamplerParams,
     max_tokens: usize,
     ending: Ending,
+    /// How its answer is shown, if it comes in channels.
+    told: Option<Told>,
 }
 
 impl Asked {
@@ -68,8 +70,10 @@ pub fn run(args: &Args, file: &Path) -> anyhow::Result<()> {
     }
     let opened = open::open(args.model.as_deref())?;
     let tokenizer = opened.tokenizer()?.map(Arc::new);
-    let constraint = args.form.constraint(tokenizer.as_ref(), opened.loaded.spec.vocab)?;
-    let asked = prepare(args, &opened, tokenizer.as_ref(), parsed);
+    let chat = chat(&opened, tokenizer.clone(), args.system.as_deref(), &args.variables);
+    let constraint =
+        args.form.constraint(tokenizer.as_ref(), opened.loaded.spec.vocab, thinking(&chat, args.raw))?;
+    let asked = prepare(args, &opened, (&chat, tokenizer.as_deref()), parsed);
     let mut results = Results::new(args.output.as_deref(), !args.as_completed);
     let mut failures = Failures::default();
     for (index, asked) in asked.iter().enumerate() {
@@ -110,11 +114,9 @@ fn refuse(name: &str, lines: &[Result<Line, Bad>]) -> tandem::Result<()> {
 fn prepare(
     args: &Args,
     opened: &Model,
-    tokenizer: Option<&Arc<Tokenizer>>,
+    (chat, tokenizer): (&Chat, Option<&Tokenizer>),
     parsed: Vec<Result<Line, Bad>>,
 ) -> Vec<Asked> {
-    let chat = chat(opened, tokenizer.cloned(), args.system.as_deref(), &args.variables);
-    let tokenizer = tokenizer.map(|t| &**t);
     let lists = args.sampling.lists(&opened.loaded.sampling, &opened.loaded.eos_ids);
     let ends = ends(tokenizer);
     let mut said = BTreeSet::new();
@@ -162,14 +164,20 @@ fn prepare(
                     ending.min_tokens
                 )));
             }
-            Ok(Wanted { prompt, sampling: sampling.params, max_tokens, ending })
+            Ok(Wanted { prompt, sampling: sampling.params, max_tokens, ending, told: None })
         });
         all.push(Asked { number: line.number, id: line.id, wanted: wanted.map_err(|e| worded(&e)) });
     }
-    for (index, ids) in places.into_iter().zip(answers(&chat, conversations)) {
+    for (index, ids) in places.into_iter().zip(answers(chat, conversations)) {
         let asked = &mut all[index];
         match (ids, &mut asked.wanted) {
-            (Ok(ids), Ok(wanted)) => wanted.prompt = ids,
+            (Ok(ids), Ok(wanted)) => {
+                if !wanted.ending.show_special {
+                    wanted.told = told(chat, &ids, false);
+                    wanted.ending.parting = wanted.told.as_ref().map(Told::tokens).unwrap_or_default();
+                }
+                wanted.prompt = ids;
+            }
             (Err(e), wanted) => *wanted = Err(worded(&e)),
             (Ok(_), Err(_)) => {}
         }
@@ -279,6 +287,7 @@ struct Flight {
     answer: Vec<Token>,
     /// The time of its first token.
     first: Option<f64>,
+    told: Option<Told>,
 }
 
 impl Flight {
@@ -286,12 +295,20 @@ impl Flight {
     fn read(&mut self, now: f64) -> Option<Finish> {
         for event in self.events.try_iter() {
             match event {
-                Event::Token(token) => {
+                Event::Token(mut token) => {
                     self.first.get_or_insert(now);
+                    if let Some(told) = &mut self.told {
+                        token.text = told.push(token.id, &token.text);
+                    }
                     self.answer.push(token);
                 }
                 Event::Cached(_) => {}
-                Event::End(how) => return Some(how),
+                Event::End(how) => {
+                    if let (Some(told), Some(last)) = (&mut self.told, self.answer.last_mut()) {
+                        last.text += &told.finish();
+                    }
+                    return Some(how);
+                }
             }
         }
         None
@@ -339,7 +356,10 @@ fn generate(
                 constraint: constraint.clone(),
             };
             match requests.submit(request) {
-                Ok((_, events)) => flights.push(Flight { index, events, answer: Vec::new(), first: None }),
+                Ok((_, events)) => {
+                    let (answer, told) = (Vec::new(), wanted.told.clone());
+                    flights.push(Flight { index, events, answer, first: None, told });
+                }
                 Err(e) => {
                     done += 1;
                     failures.add(&asked[index], &worded(&e));

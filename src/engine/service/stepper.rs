@@ -136,10 +136,13 @@ impl Stepper {
     /// Updates the status that clients see.
     fn tell(&mut self, report: &StepReport) {
         let (load, free_pages) = (self.requests.load(), self.requests.free_pages());
+        let kept_pages = self.requests.kept_pages();
         let limits = self.requests.limits();
         let mut status = self.shared.status();
         status.strategy = self.requests.strategy();
-        (status.load, status.free_pages) = (load, free_pages);
+        (status.load, status.free_pages, status.kept_pages) = (load, free_pages, kept_pages);
+        status.busy = self.requests.engine().busy_seconds();
+        status.is_emulated = self.requests.engine().emulated_seconds().is_some();
         status.pages = [limits.device_pages, limits.host_pages];
         status.steps += u64::from(*report != StepReport::default());
         status.rows += report.rows as u64;

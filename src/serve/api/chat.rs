@@ -52,12 +52,16 @@ async fn asked(app: &Arc<App>, request: Request) -> Result<Asked, ApiError> {
             Error::Run(why) => ApiError::bad("messages", why),
             e => ApiError::from_engine(&e, "messages"),
         })?;
-        let (thinks, begun) = (chat.thinks(), chat.has_begun_thinking(&tokens));
-        Ok((tokens, wanted.prepare(model, thinks, begun)?))
+        let thinks = (chat.thinks(), chat.has_begun_thinking(&tokens));
+        let channels = chat.channels(&tokens, wanted.has_tools());
+        Ok((tokens, wanted.prepare(model, thinks, channels)?))
     });
     let (prompt, (constraint, reading)) = prepared.await?;
     if constraint.is_some() || reading.thinks {
         settings.ending.shown = chat.markers();
+    }
+    if let Some(channels) = &reading.channels {
+        settings.ending.parting = channels.tokens();
     }
     let prompts = vec![prompt];
     check_length(&prompts, loaded.model.context, "messages")?;

@@ -61,7 +61,7 @@ async fn asked(app: &Arc<App>, request: Request) -> Result<Asked, ApiError> {
     let prepare = move |model: &Model| {
         let prepared = prompts.into_iter().map(|one| prepare(model, one, echo));
         let prepared: Vec<(Vec<u32>, String)> = prepared.collect::<Result<_, _>>()?;
-        Ok((prepared, wanted.prepare(model, false, false)?))
+        Ok((prepared, wanted.prepare(model, (false, false), None)?))
     };
     let (prepared, (constraint, reading)) = apart(app, prepare).await?;
     if constraint.is_some() {

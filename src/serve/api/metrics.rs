@@ -7,6 +7,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 
 use crate::serve::app::App;
+use crate::serve::model::Loaded;
 
 pub(super) const PATH: &str = "/metrics";
 
@@ -16,6 +17,7 @@ pub(super) async fn run(State(app): State<Arc<App>>) -> impl IntoResponse {
 
 fn text(app: &App) -> String {
     let loaded = app.loaded.get();
-    let engine = loaded.map(|l| (l.model.client.status(), l.most - l.places.available_permits()));
-    app.metrics.text(loaded.is_some() && !app.is_draining(), engine)
+    let taken = |l: &Loaded| l.most - l.places.available_permits();
+    let engine = loaded.map(|l| (l.model.client.status(), taken(l), l.model.placement.as_str()));
+    app.metrics.text(loaded.is_some() && !app.is_draining(), app.started, engine)
 }

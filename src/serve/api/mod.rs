@@ -6,6 +6,8 @@ mod health;
 mod metrics;
 mod models;
 mod openapi;
+mod page;
+mod status;
 mod tokenize;
 
 use std::sync::Arc;
@@ -20,18 +22,20 @@ use axum::routing::{get, post};
 use super::app::App;
 use super::error::ApiError;
 
-/// Paths that need no key: whether the server is there, what it serves, and how it is asked.
-const PUBLIC: [&str; 4] = [health::PATH, models::PATH, models::ONE, openapi::PATH];
+/// Paths that need no key: whether the server is there, what it serves, how it is asked, and the page, which asks for a key.
+const PUBLIC: [&str; 5] = [health::PATH, models::PATH, models::ONE, openapi::PATH, page::PATH];
 /// Paths whose requests are written to the log with their tokens.
 const RECORDED: [&str; 2] = [chat::PATH, completions::PATH];
 /// All of them, for metrics.
-const PATHS: [&str; 9] = [
+const PATHS: [&str; 11] = [
+    page::PATH,
     chat::PATH,
     completions::PATH,
     models::PATH,
     models::ONE,
     health::PATH,
     metrics::PATH,
+    status::PATH,
     openapi::PATH,
     tokenize::PATH,
     tokenize::BACK,
@@ -43,6 +47,8 @@ const LONGEST: usize = 100;
 /// All endpoints.
 pub(super) fn routes(app: Arc<App>) -> Router {
     Router::new()
+        .route(page::PATH, get(page::run))
+        .route(status::PATH, get(status::run))
         .route(chat::PATH, post(chat::run))
         .route(completions::PATH, post(completions::run))
         .route(models::PATH, get(models::list))
@@ -87,8 +93,8 @@ async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     let status = response.status().as_u16();
     app.metrics.request(path, status);
     let total = begun.elapsed().as_secs_f64() * 1e3;
-    // Probes and scrapes come every few seconds.
-    let detail = [health::PATH, metrics::PATH].contains(&path);
+    // Probes, scrapes and the page come every few seconds.
+    let detail = [health::PATH, metrics::PATH, status::PATH].contains(&path);
     (app.options.log)(&format!("{method} {shown} {status} total_ms={total:.1}"), detail);
     response
 }

@@ -1,5 +1,7 @@
 //! The ways in which chat templates have models write calls.
 
+use super::control::Control;
+
 /// The text that begins reasoning.
 pub const THINK: &str = "<think>";
 /// The text that ends reasoning.
@@ -20,17 +22,24 @@ pub enum CallFormat {
     Mistral,
     /// `[TOOL_CALLS]name[ARGS]{…}` for each call (Mistral, since version 11).
     MistralArgs,
+    /// `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>` (Qwen3-Coder).
+    Elements,
+    /// A message to `functions.name` (gpt-oss; see [`Channels`](super::Channels)).
+    Harmony,
 }
 
 impl CallFormat {
     /// What a template that shows functions asks for. `None` if it is a way of writing that is not known.
     pub fn of(template: &str) -> Option<CallFormat> {
         let has = |text: &str| template.contains(text);
-        // Arguments as elements: Qwen3-Coder, GLM.
+        // Arguments as elements: of Qwen3-Coder, and of others (GLM).
+        let is_coder = has("<function=") && has("<parameter=");
         let is_xml = has("<function=") || has("<arg_key>") || has("<invoke");
         match () {
+            () if Control::is_in(template) => Some(CallFormat::Harmony),
             () if has("[TOOL_CALLS]") && has("[ARGS]") => Some(CallFormat::MistralArgs),
             () if has("[TOOL_CALLS]") => Some(CallFormat::Mistral),
+            () if has("<tool_call>") && is_coder => Some(CallFormat::Elements),
             () if has("<tool_call>") && !is_xml => Some(CallFormat::Hermes),
             () if has("<|python_tag|>") => Some(CallFormat::Llama),
             () => None,
@@ -40,9 +49,9 @@ impl CallFormat {
     /// The text in front of calls, if calls may follow other text.
     pub fn opening(self) -> Option<&'static str> {
         match self {
-            CallFormat::Hermes => Some("<tool_call>"),
+            CallFormat::Hermes | CallFormat::Elements => Some("<tool_call>"),
             CallFormat::Mistral | CallFormat::MistralArgs => Some("[TOOL_CALLS]"),
-            CallFormat::Llama => None,
+            CallFormat::Llama | CallFormat::Harmony => None,
         }
     }
 
@@ -51,8 +60,9 @@ impl CallFormat {
         if self == CallFormat::Llama { "parameters" } else { "arguments" }
     }
 
-    /// Whether an answer can have more than one call. Templates of Llama 3 refuse conversations with more.
+    /// Whether an answer can have more than one call. Templates of Llama 3 refuse conversations with more, and harmony's
+    /// `<|call|>` ends the answer.
     pub fn is_parallel(self) -> bool {
-        self != CallFormat::Llama
+        !matches!(self, CallFormat::Llama | CallFormat::Harmony)
     }
 }

@@ -5,7 +5,9 @@
 //! ```
 //! What is read so was constrained, so calls are well formed unless the answer was cut.
 
+use super::elements::{Elements, Texts};
 use super::format::{CallFormat, THINK, UNTHINK};
+use super::marker::cut;
 use super::scan::{Found, Place, Scan, Value};
 
 /// A part of an answer.
@@ -31,6 +33,8 @@ enum State {
     Content,
     /// The object of a call.
     Object(Scan),
+    /// The elements of a call.
+    Elements(Elements),
     /// Between the calls of a list.
     List,
     /// A name, up to its arguments.
@@ -46,6 +50,7 @@ enum State {
 #[derive(Debug)]
 pub struct Reader {
     format: Option<CallFormat>,
+    texts: Texts,
     state: State,
     /// Text that no part has yet.
     text: String,
@@ -67,7 +72,15 @@ impl Reader {
             (false, false) => State::Open,
         };
         let is_plain = format.is_none() && !thinks && !begun;
-        Reader { format, state, text: String::new(), calls: 0, skips_space: begun, is_plain }
+        let texts = Texts::default();
+        Reader { format, texts, state, text: String::new(), calls: 0, skips_space: begun, is_plain }
+    }
+
+    /// With the parameters of functions whose values are texts, where arguments are elements.
+    #[must_use]
+    pub fn with_texts(mut self, texts: Texts) -> Reader {
+        self.texts = texts;
+        self
     }
 
     /// A reader of answers that are content alone.
@@ -169,6 +182,15 @@ impl Reader {
                 }
                 done
             }
+            State::Elements(elements) => {
+                let mut found = Vec::new();
+                let done = elements.read(&mut self.text, &mut found);
+                found.into_iter().for_each(|found| self.found(found, parts));
+                if done {
+                    self.state = State::Close("</tool_call>");
+                }
+                done
+            }
             State::List => match self.text.find(['{', ']']) {
                 None => false,
                 Some(at) if self.text[at..].starts_with('{') => {
@@ -224,6 +246,7 @@ impl Reader {
             self.state = match self.format {
                 Some(CallFormat::MistralArgs) => State::Name,
                 Some(CallFormat::Mistral) => State::List,
+                Some(CallFormat::Elements) => State::Elements(Elements::new(self.texts.clone())),
                 _ => State::Object(Scan::new("arguments")),
             };
         }
@@ -254,7 +277,7 @@ impl Reader {
 }
 
 /// Adds a part that is not empty.
-fn put(parts: &mut Vec<Part>, part: Part) {
+pub(super) fn put(parts: &mut Vec<Part>, part: Part) {
     let (Part::Reasoning(text) | Part::Content(text) | Part::Arguments(_, text) | Part::Call(_, text)) =
         &part;
     if !text.is_empty() {
@@ -277,20 +300,6 @@ fn begins(text: &str, marker: &str) -> Begins {
         () if marker.starts_with(rest) => Begins::Perhaps,
         () => Begins::No,
     }
-}
-
-/// Takes the text in front of a marker, and the marker if it is there; else all that cannot belong to it. Space in front of the
-/// marker is left out.
-fn cut(text: &mut String, marker: &str) -> (String, bool) {
-    let end = |before: &str| before.trim_end().len();
-    if let Some(at) = text.find(marker) {
-        let before = text[..end(&text[..at])].to_owned();
-        text.drain(..at + marker.len());
-        return (before, true);
-    }
-    let held = (1..marker.len()).rev().find(|&n| text.ends_with(&marker[..n])).unwrap_or(0);
-    let safe = end(&text[..text.len() - held]);
-    (text.drain(..safe).collect(), false)
 }
 
 #[cfg(test)]

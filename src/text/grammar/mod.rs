@@ -4,13 +4,17 @@
 //! Shape ─► Grammar (Lark) ── Grammars::compile, apart ─► Constraint ── one for each answer ─► Guide: take a token, give a Mask
 //! ```
 //! - `shape` ([`Shape`], [`Thinking`], [`Content`], [`Calls`], [`Tool`]): what an answer may consist of, as a grammar;
+//! - `elements`: calls whose arguments are elements;
+//! - `harmony`: the same for answers in channels;
 //! - `schema`: a JSON schema in bounds;
 //! - `vocabulary`: the tokens, as the grammar sees them;
 //! - `compile` ([`Grammars`]): grammars of strangers become constraints, within limits of steps and memory;
 //! - `guide` ([`Constraint`], [`Guide`], [`Mask`]): where an answer is in its grammar.
 
 mod compile;
+mod elements;
 mod guide;
+mod harmony;
 mod schema;
 mod shape;
 mod vocabulary;
@@ -18,6 +22,8 @@ mod vocabulary;
 pub use compile::Grammars;
 pub use guide::{Constraint, Guide, Mask};
 pub use shape::{Calls, Content, Shape, Thinking, Tool};
+
+use crate::Result;
 
 /// A grammar in llguidance's dialect of Lark.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +33,21 @@ impl Grammar {
     /// A grammar with a rule `start`.
     pub fn lark(text: impl Into<String>) -> Grammar {
         Grammar(text.into())
+    }
+}
+
+impl Shape {
+    /// The grammar.
+    ///
+    /// # Errors
+    /// If a schema is none, or out of bounds.
+    pub fn grammar(&self) -> Result<Grammar> {
+        let rules = match self.thinking {
+            Thinking::Channels => harmony::rules(self, false),
+            Thinking::InMessage => harmony::rules(self, true),
+            Thinking::None | Thinking::Possible | Thinking::Begun => self.rules(),
+        };
+        Ok(Grammar(rules?.join("\n")))
     }
 }
 

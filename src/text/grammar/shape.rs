@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::super::calls::{CallFormat, THINK};
-use super::{Grammar, schema};
+use super::{elements, schema};
 use crate::Result;
 
 /// Whether an answer begins with reasoning.
@@ -17,6 +17,10 @@ pub enum Thinking {
     Possible,
     /// The prompt has begun it.
     Begun,
+    /// In messages of its own: the answer comes in channels (harmony).
+    Channels,
+    /// The same, and the prompt ends inside of a message.
+    InMessage,
 }
 
 /// The answer beside reasoning and calls.
@@ -71,14 +75,14 @@ impl Shape {
         self.content == Content::Free && self.calls.is_none()
     }
 
-    /// The grammar.
+    /// The rules of an answer without channels.
     ///
     /// # Errors
     /// If a schema is none, or out of bounds.
-    pub fn grammar(&self) -> Result<Grammar> {
+    pub(super) fn rules(&self) -> Result<Vec<String>> {
         let mut rules = vec![SPACE.to_owned()];
         let think = match self.thinking {
-            Thinking::None => "",
+            Thinking::None | Thinking::Channels | Thinking::InMessage => "",
             Thinking::Possible => {
                 rules.push(r"think[lazy]: /\s*<think>(.|\n)*<\/think>/".into());
                 "(think ws?)? "
@@ -111,7 +115,7 @@ impl Shape {
             }
         };
         rules.push(format!("start: {think}({body})"));
-        Ok(Grammar(rules.join("\n")))
+        Ok(rules)
     }
 }
 
@@ -120,6 +124,12 @@ impl Calls {
     fn call(&self, rules: &mut Vec<String>) -> Result<&'static str> {
         let mut names = Vec::new();
         for (i, tool) in self.tools.iter().enumerate() {
+            names.push(format!("tool_{i}"));
+            if self.format == CallFormat::Elements {
+                let call = elements::call(i, &tool.name, &tool.parameters, rules)?;
+                rules.push(format!("tool_{i}: {call}"));
+                continue;
+            }
             let of = schema::rule(&arguments(&tool.parameters))?;
             rules.push(format!("arguments_{i}: {of}"));
             let begins = match self.format {
@@ -128,20 +138,20 @@ impl Calls {
             };
             let ends = if self.format == CallFormat::MistralArgs { "" } else { " \"}\"" };
             rules.push(format!("tool_{i}: {} arguments_{i}{ends}", json!(begins)));
-            names.push(format!("tool_{i}"));
         }
         rules.push(format!("tool: {}", names.join(" | ")));
         Ok(match self.format {
-            CallFormat::Hermes => "ws? tool ws? \"</tool_call>\"",
+            CallFormat::Hermes | CallFormat::Elements => "ws? tool ws? \"</tool_call>\"",
             CallFormat::Mistral if self.parallel => "ws? \"[\" tool (\", \" tool)* \"]\"",
             CallFormat::Mistral => "ws? \"[\" tool \"]\"",
-            CallFormat::MistralArgs | CallFormat::Llama => "tool",
+            CallFormat::MistralArgs | CallFormat::Llama | CallFormat::Harmony => "tool",
         })
     }
 
     /// Whether further calls have markers of their own.
     fn repeats(&self) -> bool {
-        self.parallel && matches!(self.format, CallFormat::Hermes | CallFormat::MistralArgs)
+        self.parallel
+            && matches!(self.format, CallFormat::Hermes | CallFormat::Elements | CallFormat::MistralArgs)
     }
 
     /// Calls without a text in front.
@@ -190,7 +200,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// Arguments are always an object.
-fn arguments(parameters: &Value) -> Value {
+pub(super) fn arguments(parameters: &Value) -> Value {
     let mut parameters = parameters.clone();
     if let Value::Object(fields) = &mut parameters
         && !["type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"]

@@ -62,7 +62,7 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
             roles.end_of_generation.insert(id);
         }
     }
-    keep_harmony_end(&mut vocab, &mut roles);
+    keep_harmony_end(&vocab, &mut roles);
 
     let add_space_prefix = file.flag("tokenizer.ggml.add_space_prefix")?;
     let add_bos = file.flag("tokenizer.ggml.add_bos_token")?;
@@ -114,12 +114,11 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer> {
 }
 
 /// In vocabularies with `<|return|>` and `<|call|>`, `<|end|>` closes a message inside of an answer.
-fn keep_harmony_end(vocab: &mut Vocab, roles: &mut Roles) {
+fn keep_harmony_end(vocab: &Vocab, roles: &mut Roles) {
     if vocab.id("<|return|>").is_some()
         && vocab.id("<|call|>").is_some()
         && let Some(end) = vocab.id("<|end|>")
     {
-        vocab.set_kind(end, TokenKind::UserDefined);
         roles.end_of_generation.remove(&end);
     }
 }
