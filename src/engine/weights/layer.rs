@@ -266,7 +266,7 @@ impl LayerLayout {
     ///
     /// # Errors
     /// As [`LayerLayout::new`].
-    pub fn divided(
+    pub(in crate::engine) fn divided(
         accel: &dyn Accelerator,
         spec: &ModelSpec,
         weights: &Weights,
