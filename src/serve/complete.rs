@@ -12,7 +12,7 @@ use super::error::ApiError;
 use super::form::{Form, Head};
 use super::model::{Loaded, Model};
 use super::record::Record;
-use super::run::Run;
+use super::run::{Order, Run};
 use super::settings::Settings;
 use crate::text::Constraint;
 
@@ -84,8 +84,15 @@ pub(super) async fn answer(
     reading.salt = app.seed();
     let choices = prompts.len() * settings.n;
     record.asks(prompts.iter().map(Vec::len).sum(), choices, settings.stream);
-    let form_of = (constraint, reading);
-    let run = Run::start(&loaded.model, &settings, &prompts, logprobs, form_of, places, (open, record)).await;
+    let order = Order {
+        settings: &settings,
+        prompts: &prompts,
+        logprobs,
+        echo: echo.as_deref(),
+        constraint,
+        reading,
+    };
+    let run = Run::start(&loaded.model, order, places, (open, record)).await;
     let run = match run {
         Ok(run) => run,
         Err(error) => return error.into_response(),

@@ -32,6 +32,7 @@ mod listen;
 mod metrics;
 mod model;
 mod options;
+mod prompt;
 mod record;
 mod run;
 mod settings;

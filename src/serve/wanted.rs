@@ -119,7 +119,7 @@ impl Wanted {
             (false, false) => Thinking::None,
         };
         let format = self.calls.as_ref().map(|calls| calls.format);
-        let reading = Reading { format, thinks, begun, salt: 0 };
+        let reading = Reading { format, thinks, begun, ..Reading::default() };
         let shape = Shape { thinking, content: self.content, calls: self.calls };
         if shape.is_free() {
             return Ok((None, reading));

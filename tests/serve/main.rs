@@ -6,6 +6,7 @@ mod errors;
 mod forms;
 mod lifecycle;
 mod openai;
+mod prompts;
 mod scores;
 #[path = "../support/mod.rs"]
 mod support;

@@ -120,8 +120,7 @@ pub fn run(
         sampling: settings.params.clone(),
         max_tokens: settings.max_tokens.unwrap_or(requests.engine().context()),
         ending: settings.ending.clone(),
-        logprobs: None,
-        constraint: None,
+        ..Request::default()
     };
     let began = Instant::now();
     let (id, events) = requests.submit(request)?;
@@ -138,6 +137,7 @@ pub fn run(
         for event in events.try_iter() {
             match event {
                 Event::Cached(n) => cached = n,
+                Event::Prompt(_) => {}
                 Event::Token(token) => {
                     first.get_or_insert_with(|| began.elapsed().as_secs_f64());
                     tokens += 1;

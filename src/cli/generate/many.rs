@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use serde_json::{Value, json};
-use tandem::engine::{Event, Finish, Request, Token};
+use tandem::engine::{Event, Finish, Logprobs, Request, Token};
 use tandem::open::{Model, Needs, Scheduled};
 use tandem::sched::Targets;
 use tandem::text::{Constraint, Conversation, Ending, Message, SamplerParams, Tokenizer};
@@ -37,12 +37,14 @@ struct Wanted {
     sampling: SamplerParams,
     max_tokens: usize,
     ending: Ending,
+    prompt_logprobs: Option<usize>,
 }
 
 impl Asked {
-    /// What is to run, unless it cannot or asks for no token.
+    /// What is to run, unless it cannot or asks for nothing.
     fn to_run(&self) -> Option<&Wanted> {
-        self.wanted.as_ref().ok().filter(|wanted| wanted.max_tokens > 0)
+        let asks = |wanted: &&Wanted| wanted.max_tokens > 0 || wanted.prompt_logprobs.is_some();
+        self.wanted.as_ref().ok().filter(asks)
     }
 }
 
@@ -78,7 +80,7 @@ pub fn run(args: &Args, file: &Path) -> anyhow::Result<()> {
                 failures.add(asked, why);
                 results.put(index, &failed(index, asked, why))?;
             }
-            Ok(wanted) if wanted.max_tokens == 0 => results.put(index, &nothing(index, asked, wanted))?,
+            Ok(wanted) if asked.to_run().is_none() => results.put(index, &nothing(index, asked, wanted))?,
             Ok(_) => {}
         }
     }
@@ -162,7 +164,8 @@ fn prepare(
                     ending.min_tokens
                 )));
             }
-            Ok(Wanted { prompt, sampling: sampling.params, max_tokens, ending })
+            let prompt_logprobs = line.prompt_logprobs;
+            Ok(Wanted { prompt, sampling: sampling.params, max_tokens, ending, prompt_logprobs })
         });
         all.push(Asked { number: line.number, id: line.id, wanted: wanted.map_err(|e| worded(&e)) });
     }
@@ -276,6 +279,8 @@ fn spellings(word: &str, tokenizer: &Tokenizer) -> Outcome<Vec<Vec<u32>>> {
 struct Flight {
     index: usize,
     events: Receiver<Event>,
+    /// Of the prompt's tokens from the second on.
+    scores: Vec<Logprobs>,
     answer: Vec<Token>,
     /// The time of its first token.
     first: Option<f64>,
@@ -291,6 +296,7 @@ impl Flight {
                     self.answer.push(token);
                 }
                 Event::Cached(_) => {}
+                Event::Prompt(scores) => self.scores.extend(scores),
                 Event::End(how) => return Some(how),
             }
         }
@@ -336,10 +342,14 @@ fn generate(
                 max_tokens: wanted.max_tokens,
                 ending: wanted.ending.clone(),
                 logprobs: args.logprobs.map(|k| k as usize),
+                prompt_logprobs: wanted.prompt_logprobs,
                 constraint: constraint.clone(),
             };
             match requests.submit(request) {
-                Ok((_, events)) => flights.push(Flight { index, events, answer: Vec::new(), first: None }),
+                Ok((_, events)) => {
+                    let (scores, answer) = (Vec::new(), Vec::new());
+                    flights.push(Flight { index, events, scores, answer, first: None });
+                }
                 Err(e) => {
                     done += 1;
                     failures.add(&asked[index], &worded(&e));
@@ -433,6 +443,10 @@ fn finished(flight: &Flight, asked: &Asked, how: &Finish, now: f64, time: &str) 
     line.insert("text".into(), json!(text));
     line.insert("finish_reason".into(), json!(if *how == Finish::Length { "length" } else { "stop" }));
     line.insert("prompt_tokens".into(), json!(prompt));
+    if let Some(wanted) = asked.wanted.as_ref().ok().filter(|w| w.prompt_logprobs.is_some()) {
+        let scores = results::prompt_logprobs(&wanted.prompt, &flight.scores);
+        line.insert("prompt_logprobs".into(), scores);
+    }
     line.insert("completion_tokens".into(), json!(answer.len()));
     line.insert("tokens".into(), json!(answer.iter().map(|token| token.id).collect::<Vec<_>>()));
     if answer.iter().any(|token| token.logprobs.is_some()) {

@@ -47,10 +47,6 @@ async fn asked(app: &Arc<App>, request: Request) -> Result<Asked, ApiError> {
         return Err(out_of_range("logprobs", "at most 20"));
     }
     let echo = fields.echo.unwrap_or(false);
-    if echo && logprobs.is_some() {
-        let why = "log-probabilities of the prompt are not supported yet; leave out logprobs or echo";
-        return Err(ApiError::unsupported("echo", why));
-    }
     let wanted = Wanted::content(common.response_format.as_ref())?;
     let mut settings = Settings::of(common, &loaded.model, || app.seed())?;
     let prompts = several(fields.prompt);
@@ -63,7 +59,8 @@ async fn asked(app: &Arc<App>, request: Request) -> Result<Asked, ApiError> {
         let prepared: Vec<(Vec<u32>, String)> = prepared.collect::<Result<_, _>>()?;
         Ok((prepared, wanted.prepare(model, false, false)?))
     };
-    let (prepared, (constraint, reading)) = apart(app, prepare).await?;
+    let (prepared, (constraint, mut reading)) = apart(app, prepare).await?;
+    reading.lists = true;
     if constraint.is_some() {
         settings.ending.shown = loaded.model.chat.markers();
     }
