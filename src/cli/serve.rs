@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tandem::engine::{Service, Shutdown};
 use tandem::hub::DEFAULT_MODEL;
 use tandem::open::Needs;
-use tandem::serve::{Keys, Model, Options, Server};
+use tandem::serve::{Cors, Keys, Model, Options, Server};
 use tandem::text::Grammars;
 use tandem::{Error, Result};
 
@@ -41,6 +41,9 @@ pub struct Args {
     /// Keys in the lines of a file.
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
+    /// An origin (https://HOST[:PORT]) whose pages may use the server from a browser, or * for all; may be given several times.
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors: Vec<String>,
     /// The model's name in answers [default: as of -m, without its folder].
     #[arg(long, value_name = "NAME")]
     pub served_name: Option<String>,
@@ -149,7 +152,9 @@ fn options(args: &Args) -> Result<Options> {
             .and(in_file.map_err(|e| Error::usage(format!("--api-key-file {}: {e}", prompt::name(path))))?);
     }
     let name = args.served_name.clone().unwrap_or_else(|| name(args.model.as_deref()));
+    let cors = Cors::new(args.cors.iter().map(String::as_str));
     Ok(Options {
+        cors: cors.map_err(|e| Error::usage(format!("--cors: {e}")))?,
         host: args.host.clone(),
         port: args.port,
         name,

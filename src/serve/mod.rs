@@ -14,7 +14,7 @@
 //! | item | what |
 //! |---|---|
 //! | [`Server`] | listens, answers, drains |
-//! | [`Options`], [`Keys`], [`Log`] | how it listens, whom it lets in, what it bounds |
+//! | [`Options`], [`Keys`], [`Cors`], [`Log`] | how it listens, whom it lets in, what it bounds |
 //! | [`Model`] | what it serves, once it is loaded |
 
 mod answer;
@@ -24,6 +24,7 @@ mod body;
 mod choice;
 mod complete;
 mod conversation;
+mod cors;
 mod error;
 mod fields;
 mod form;
@@ -49,6 +50,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+pub use self::cors::Cors;
 pub use self::keys::Keys;
 pub use self::model::Model;
 pub use self::options::{Log, Options};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::cors::Cors;
 use super::keys::Keys;
 
 /// Where lines of the log go: one for each request, without the text of prompts and answers. `detail` is true of a line that
@@ -20,6 +21,8 @@ pub struct Options {
     pub name: String,
     /// Keys of which a client needs one; without any, everybody is let in.
     pub keys: Keys,
+    /// Origins whose pages may use it from a browser.
+    pub cors: Cors,
     /// Requests that wait at most, beside those that run. Others are refused (429).
     pub queue: usize,
     /// Most bytes of a request's body (413).
@@ -47,6 +50,7 @@ impl Default for Options {
             port: 0,
             name: "tandem".into(),
             keys: Keys::default(),
+            cors: Cors::default(),
             queue: 1024,
             body: 4 << 20,
             bodies: 256 << 20,

@@ -2,9 +2,11 @@
 
 mod answers;
 mod connections;
+mod cors;
 mod errors;
 mod forms;
 mod lifecycle;
+mod lm_eval;
 mod openai;
 mod prompts;
 mod scores;

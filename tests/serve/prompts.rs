@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use tandem::engine::{Engine, NewTokens, Options};
+use tandem::model::{LoadedModel, load};
 use tandem::program::Wants;
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
@@ -10,8 +11,7 @@ use tandem::text::logprobs;
 use super::world::{Served, World, text_of};
 
 /// A prompt's log-probabilities by the library alone, and whether each token is the likeliest.
-fn by_library(ids: &[u32]) -> Vec<(f64, bool)> {
-    let loaded = tandem::model::load("synth:tiny-llama").unwrap();
+pub fn by_library(loaded: LoadedModel, ids: &[u32]) -> Vec<(f64, bool)> {
     let vocab = loaded.spec.vocab;
     let options = Options { mode: Mode::Deterministic, ..Options::new(Isa::selected().unwrap(), 256) };
     let mut engine = Engine::new(loaded.spec, &loaded.weights, &options, &|_| ()).unwrap();
@@ -66,7 +66,7 @@ fn likelihoods_of_lm_eval_are_those_of_the_library() {
     for (i, (prompt, context)) in prompts.iter().zip(contexts).enumerate() {
         let choice = &whole["choices"][i];
         assert_eq!(choice["index"], i);
-        let want = &by_library(prompt)[context - 1..];
+        let want = &by_library(load("synth:tiny-llama").unwrap(), prompt)[context - 1..];
         let sum: f64 = want.iter().map(|(p, _)| p).sum();
         assert_eq!(as_lm_eval(choice, context), (sum, want.iter().all(|(_, best)| *best)), "prompt {i}");
     }

@@ -160,7 +160,7 @@ impl World {
 }
 
 /// A tiny model with a context for spelled texts.
-fn long_model() -> tandem::model::LoadedModel {
+pub fn long_model() -> tandem::model::LoadedModel {
     let config = include_str!("../../specs/tiny-llama.json");
     let mut config: Value = serde_json::from_str(config).unwrap();
     config["max_position_embeddings"] = 8192.into();

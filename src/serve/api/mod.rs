@@ -7,6 +7,7 @@ mod metrics;
 mod models;
 mod openapi;
 mod tokenize;
+mod tokenizer_info;
 
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
 use super::app::App;
+use super::cors;
 use super::error::ApiError;
 
 /// Paths that need no key: whether the server is there, what it serves, and how it is asked.
@@ -25,7 +27,7 @@ const PUBLIC: [&str; 4] = [health::PATH, models::PATH, models::ONE, openapi::PAT
 /// Paths whose requests are written to the log with their tokens.
 const RECORDED: [&str; 2] = [chat::PATH, completions::PATH];
 /// All of them, for metrics.
-const PATHS: [&str; 9] = [
+const PATHS: [&str; 10] = [
     chat::PATH,
     completions::PATH,
     models::PATH,
@@ -35,6 +37,7 @@ const PATHS: [&str; 9] = [
     openapi::PATH,
     tokenize::PATH,
     tokenize::BACK,
+    tokenizer_info::PATH,
 ];
 
 /// Characters of an unknown path in the log.
@@ -52,9 +55,11 @@ pub(super) fn routes(app: Arc<App>) -> Router {
         .route(openapi::PATH, get(openapi::run))
         .route(tokenize::PATH, post(tokenize::run))
         .route(tokenize::BACK, post(tokenize::back))
+        .route(tokenizer_info::PATH, get(tokenizer_info::run))
         .method_not_allowed_fallback(wrong_method)
         .fallback(nothing)
         .layer(middleware::from_fn_with_state(app.clone(), guard))
+        .layer(middleware::from_fn_with_state(app.clone(), cors::allow))
         .with_state(app)
 }
 
