@@ -56,6 +56,11 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1024, allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(0..=1 << 14))]
     pub max_queue: u32,
+    /// Sequences of one key that wait at most, beside as many as are computed at a time; further requests of that key get 429
+    /// [default: as --max-queue].
+    #[arg(long, value_name = "N", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(0..=1 << 14))]
+    pub max_queue_per_key: Option<u32>,
     /// Whether requests that begin as earlier ones did share what was computed of them, as far as memory has room.
     #[arg(long, value_enum, value_name = "ON|OFF", default_value_t = PrefixCache::On)]
     pub prefix_cache: PrefixCache,
@@ -160,6 +165,7 @@ fn options(args: &Args) -> Result<Options> {
         name,
         keys,
         queue: args.max_queue as usize,
+        queue_per_key: args.max_queue_per_key.map(|n| n as usize),
         log: Arc::new(|line, detail| if detail { progress::detail(line) } else { progress::note(line) }),
         ..Options::default()
     })

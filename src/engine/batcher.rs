@@ -46,6 +46,10 @@ pub struct Request {
     /// Log-probabilities: of each token of the prompt but the first, and of this many most likely ones beside it. The whole prompt is
     /// computed then, whatever earlier requests have left of it.
     pub prompt_logprobs: Option<usize>,
+    /// Whose it is: waiting requests of different tenants take turns.
+    pub tenant: u32,
+    /// Of a tenant's waiting requests, those with a lower one come first.
+    pub priority: i32,
     /// What form the answer has. It ends when nothing may follow.
     pub constraint: Option<Constraint>,
 }
@@ -304,7 +308,8 @@ impl Batcher {
     /// # Errors
     /// As [`Batcher::submit`]; nothing is delivered then.
     pub fn submit_to(&mut self, request: Request, deliver: Deliver) -> Result<RequestId> {
-        let Request { prompt, sampling, max_tokens, ending, logprobs, prompt_logprobs, constraint } = request;
+        let Request { prompt, sampling, max_tokens, ending, logprobs, prompt_logprobs, .. } = request;
+        let Request { tenant, priority, constraint, .. } = request;
         if prompt.is_empty() {
             return Err(Error::usage("the prompt is empty"));
         }
@@ -353,7 +358,7 @@ impl Batcher {
         // A sequence without tokens takes no pages.
         let id = self.engine.add();
         self.live.insert(id, live);
-        self.queues.submit(RequestView::new(id, n as u32, most as u32));
+        self.queues.submit(RequestView { tenant, priority, ..RequestView::new(id, n as u32, most as u32) });
         Ok(id)
     }
 

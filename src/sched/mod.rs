@@ -70,6 +70,7 @@ mod split;
 mod steady;
 mod strategy;
 mod targets;
+mod turns;
 mod weigh;
 
 pub use continuous::Continuous;

@@ -10,6 +10,7 @@ use crate::program::{Group, Iteration, Kv, Phase, RequestId, Side, Wants};
 use super::decision::Decision;
 use super::lengths::Lengths;
 use super::targets::Targets;
+use super::turns::Turns;
 
 /// A request as strategies see it.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,6 +37,12 @@ pub struct RequestView {
     pub arrived: Option<f64>,
     /// When it had its first token.
     pub first: Option<f64>,
+    /// Whose it is: waiting requests of different tenants take turns.
+    pub tenant: u32,
+    /// Of its tenant's waiting requests, those with a lower one come first.
+    pub priority: i32,
+    /// Its turn while it waits; the queue sets it.
+    pub turn: u64,
 }
 
 impl RequestView {
@@ -53,6 +60,9 @@ impl RequestView {
             waited: 0,
             arrived: None,
             first: None,
+            tenant: 0,
+            priority: 0,
+            turn: 0,
         }
     }
 
@@ -120,6 +130,7 @@ impl RequestView {
 pub struct Queues {
     waiting: VecDeque<RequestView>,
     running: Vec<RequestView>,
+    turns: Turns,
     /// Seconds since the start, as far as who runs the steps has told.
     now: f64,
     targets: Targets,
@@ -142,14 +153,14 @@ impl Queues {
         self.as_allowed = !learns;
     }
 
-    /// A request joins the end of the waiting ones.
+    /// A request joins the waiting ones: behind those of its tenant, unless their priority is greater, and at the tenant's turn.
     pub fn submit(&mut self, job: RequestView) {
         let arrived = job.arrived.or(Some(self.now));
         let mut job = RequestView { arrived, ..job };
         if !self.as_allowed {
             job.expect(&self.lengths);
         }
-        self.waiting.push_back(job);
+        self.turns.join(&mut self.waiting, job);
     }
 
     /// Seconds since the start.
@@ -203,6 +214,7 @@ impl Queues {
         Queues {
             waiting,
             running: self.running.clone(),
+            turns: Turns::default(),
             now: self.now,
             targets: self.targets,
             firsts: (0, 0.0),
@@ -212,7 +224,7 @@ impl Queues {
         }
     }
 
-    /// Requests without memory, in the order in which they came.
+    /// Requests without memory, in the order in which they are to be admitted.
     pub fn waiting(&self) -> impl ExactSizeIterator<Item = &RequestView> {
         self.waiting.iter()
     }
@@ -246,8 +258,9 @@ impl Queues {
         }
         for &(id, side) in &decision.admit {
             if let Some(at) = self.waiting.iter().position(|j| j.id == id) {
-                self.running
-                    .extend(self.waiting.remove(at).map(|job| RequestView { home: Some(side), ..job }));
+                let job = self.waiting.remove(at).expect("it waits there");
+                self.turns.take(&job);
+                self.running.push(RequestView { home: Some(side), ..job });
             }
         }
         for &(id, side) in &decision.swaps {

@@ -33,6 +33,7 @@ mod listen;
 mod metrics;
 mod model;
 mod options;
+mod places;
 mod prompt;
 mod record;
 mod run;
@@ -108,7 +109,7 @@ impl Server {
 
     /// Answers requests with this model from now on. Only the first model counts.
     pub fn ready(&self, model: Model) {
-        let _ = self.app.loaded.set(Loaded::new(model, self.app.options.queue));
+        let _ = self.app.loaded.set(Loaded::new(model, &self.app.options));
     }
 
     /// Takes no more requests; those that are being answered go on.

@@ -25,6 +25,8 @@ pub struct Options {
     pub cors: Cors,
     /// Requests that wait at most, beside those that run. Others are refused (429).
     pub queue: usize,
+    /// Requests of one key that wait at most beside as many as run; without keys, all are of one.
+    pub queue_per_key: Option<usize>,
     /// Most bytes of a request's body (413).
     pub body: usize,
     /// Most bytes of bodies that are read or parsed at a time, of all connections (503).
@@ -52,6 +54,7 @@ impl Default for Options {
             keys: Keys::default(),
             cors: Cors::default(),
             queue: 1024,
+            queue_per_key: None,
             body: 4 << 20,
             bodies: 256 << 20,
             connections: 4096,

@@ -8,13 +8,13 @@
 
 use std::collections::VecDeque;
 
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::app::Open;
 use super::choice::{Choice, Piece, Reading, Scored, Speller};
 use super::error::ApiError;
 use super::model::Model;
+use super::places::{Taken, Tenant};
 use super::prompt::Scoring;
 use super::record::Record;
 use super::settings::Settings;
@@ -23,6 +23,7 @@ use crate::text::Constraint;
 
 /// What is to be computed.
 pub(super) struct Order<'a> {
+    pub tenant: Tenant,
     pub settings: &'a Settings,
     pub prompts: &'a [Vec<u32>],
     /// Log-probabilities of each token, and of this many likely ones.
@@ -65,7 +66,7 @@ pub(super) struct Run {
     pub record: Record,
     // Dropped in this order: the requests are cancelled, then their places are free.
     _flights: Vec<Flight>,
-    _places: OwnedSemaphorePermit,
+    _places: Taken,
     _open: Open,
 }
 
@@ -77,10 +78,10 @@ impl Run {
     pub async fn start(
         model: &Model,
         order: Order<'_>,
-        places: OwnedSemaphorePermit,
+        places: Taken,
         (open, record): (Open, Record),
     ) -> Result<Run, ApiError> {
-        let Order { settings, prompts, logprobs, echo, constraint, reading } = order;
+        let Order { tenant, settings, prompts, logprobs, echo, constraint, reading } = order;
         let (sender, deliveries) = unbounded_channel();
         let all = prompts.len() * settings.n;
         let (mut flights, mut choices) = (Vec::with_capacity(all), Vec::with_capacity(all));
@@ -96,6 +97,8 @@ impl Run {
                 ending: settings.ending.clone(),
                 logprobs,
                 prompt_logprobs: logprobs.filter(|_| echo.is_some()),
+                tenant: tenant.0 as u32,
+                priority: settings.priority,
                 constraint: constraint.clone(),
             };
             let (own, refused) = (sender.clone(), sender.clone());

@@ -4,6 +4,7 @@ mod answers;
 mod connections;
 mod cors;
 mod errors;
+mod fairness;
 mod forms;
 mod lifecycle;
 mod lm_eval;

@@ -344,6 +344,7 @@ fn generate(
                 logprobs: args.logprobs.map(|k| k as usize),
                 prompt_logprobs: wanted.prompt_logprobs,
                 constraint: constraint.clone(),
+                ..Request::default()
             };
             match requests.submit(request) {
                 Ok((_, events)) => {

@@ -16,6 +16,6 @@ pub(super) async fn run(State(app): State<Arc<App>>) -> impl IntoResponse {
 
 fn text(app: &App) -> String {
     let loaded = app.loaded.get();
-    let engine = loaded.map(|l| (l.model.client.status(), l.most - l.places.available_permits()));
+    let engine = loaded.map(|l| (l.model.client.status(), l.places.taken()));
     app.metrics.text(loaded.is_some() && !app.is_draining(), engine)
 }

@@ -21,6 +21,7 @@ use axum::routing::{get, post};
 use super::app::App;
 use super::cors;
 use super::error::ApiError;
+use super::places::Tenant;
 
 /// Paths that need no key: whether the server is there, what it serves, and how it is asked.
 const PUBLIC: [&str; 4] = [health::PATH, models::PATH, models::ONE, openapi::PATH];
@@ -74,7 +75,7 @@ async fn wrong_method(method: Method) -> ApiError {
 }
 
 /// Lets in who has a key, and writes the log of requests that do not write their own.
-async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let begun = std::time::Instant::now();
     let matched = request.extensions().get::<MatchedPath>();
     let path = matched.and_then(|m| PATHS.into_iter().find(|path| *path == m.as_str())).unwrap_or("other");
@@ -84,7 +85,9 @@ async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
         "other" => request.uri().path().chars().take(LONGEST).collect(),
         path => path.to_owned(),
     };
-    let admitted = PUBLIC.contains(&path) || app.options.keys.admit(request.headers());
+    let key = app.options.keys.admit(request.headers());
+    request.extensions_mut().insert(Tenant(key.unwrap_or_default()));
+    let admitted = PUBLIC.contains(&path) || key.is_some();
     if admitted && RECORDED.contains(&path) && method == Method::POST {
         return next.run(request).await;
     }
