@@ -10,6 +10,7 @@ mod lifecycle;
 mod lm_eval;
 mod openai;
 mod prompts;
+mod schemathesis;
 mod scores;
 #[path = "../support/mod.rs"]
 mod support;
