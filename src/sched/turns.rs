@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 
 use rustc_hash::FxHashMap;
 
-use super::queues::RequestView;
+use super::view::RequestView;
 
 /// See the [module](self).
 #[derive(Debug, Clone, Default)]

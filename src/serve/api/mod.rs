@@ -2,6 +2,7 @@
 
 mod chat;
 mod completions;
+mod cors;
 mod health;
 mod metrics;
 mod models;
@@ -19,7 +20,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
 use super::app::App;
-use super::cors;
 use super::error::ApiError;
 use super::places::Tenant;
 
