@@ -1,15 +1,16 @@
 //! Log-probabilities of prompts: those of teacher forcing, bit by bit, wherever and beside whomever they are computed.
 
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, channel};
 
 use tandem::cache::PAGE_TOKENS;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::engine::{Batcher, Engine, Event, Finish, Logprobs, NewTokens, Options, Request};
 use tandem::model::{LoadedModel, load};
 use tandem::plan::{Predictor, Sizes, Uncached, hardware};
-use tandem::program::{Placement, Side, Wants};
-use tandem::sched::by_name;
+use tandem::program::{Flow, Iteration, Phase, Placement, Side, SubBatch, Wants};
+use tandem::sched::{Decision, Limits, Predict, Queues, Strategy, Untimed, by_name};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
 use tandem::text::{SamplerParams, logprobs, token_logprob};
@@ -99,8 +100,8 @@ fn scored(i: usize, vocab: usize) -> Request {
 }
 
 /// Scored prompts beside each other and beside requests that are not scored: scores are those of teacher forcing, answers
-/// those of requests that do not ask.
-fn in_company(m: &LoadedModel, name: &str, mut all: Batcher) {
+/// those of requests that do not ask. Returns the asynchronous steps that have scored.
+fn in_company(m: &LoadedModel, name: &str, mut all: Batcher) -> usize {
     let mut alone = Batcher::new(on_cpu(m, &options(1, None)));
     let mut answer = |request: &Request| {
         let (_, events) = alone.submit(Request { prompt_logprobs: None, ..request.clone() }).unwrap();
@@ -111,15 +112,29 @@ fn in_company(m: &LoadedModel, name: &str, mut all: Batcher) {
     let requests: Vec<Request> = (0..18).map(|i| scored(i, m.spec.vocab)).collect();
     // Every third does not ask; the later ones have begun as earlier ones did.
     let asks = |i: usize| !i.is_multiple_of(3) || i == 6;
-    let mut sent = Vec::new();
+    let (mut sent, mut scored_asynchronously) = (Vec::new(), 0);
+    let told = Arc::new(AtomicUsize::new(0));
+    let mut step = |all: &mut Batcher| {
+        let before = told.load(Relaxed);
+        let is_async = all.step().flow == Some(Flow::Async);
+        scored_asynchronously += usize::from(is_async && told.load(Relaxed) > before);
+    };
     for (i, request) in requests.iter().enumerate() {
         let prompt_logprobs = request.prompt_logprobs.filter(|_| asks(i));
         let request =
             Request { prompt_logprobs, prompt: scored(i % 6, m.spec.vocab).prompt, ..request.clone() };
-        sent.push(all.submit(request.clone()).map(|(_, events)| (i, request, events)).unwrap());
-        all.step();
+        let ((events, receiver), told) = (channel(), told.clone());
+        let deliver = move |event| {
+            told.fetch_add(usize::from(matches!(event, Event::Prompt(_))), Relaxed);
+            events.send(event).is_ok()
+        };
+        all.submit_to(request.clone(), Box::new(deliver)).unwrap();
+        sent.push((i, request, receiver));
+        step(&mut all);
     }
-    all.run();
+    while !all.is_idle() {
+        step(&mut all);
+    }
     for (i, request, events) in &sent {
         let (got, want) = (heard(events), answer(request));
         assert_eq!((&got.tokens, &got.end), (&want.tokens, &want.end), "{name}, request {i}");
@@ -131,6 +146,7 @@ fn in_company(m: &LoadedModel, name: &str, mut all: Batcher) {
             false => assert_eq!(got.scores, [], "{name}, request {i}"),
         }
     }
+    scored_asynchronously
 }
 
 #[test]
@@ -160,6 +176,59 @@ fn scores_are_the_same_in_all_schedules() {
         let engine = on_device(&m, &o, placement.clone());
         in_company(&m, name, Batcher::with(engine, by_name(name).unwrap(), Box::new(costs)));
     }
+}
+
+/// Each step is asynchronous: prompts and the device's decode rows, and cohorts of the host's.
+struct Asynchronous;
+
+impl Strategy for Asynchronous {
+    fn name(&self) -> &'static str {
+        "asynchronous"
+    }
+
+    fn plan(&mut self, queues: &Queues, limits: &Limits, _: &dyn Predict) -> Decision {
+        let mut left =
+            [Side::Device, Side::Host].map(|side| (side, limits.pages(side) - queues.promised(side)));
+        let room = limits.sequences as usize - queues.running().len();
+        let mut admit = Vec::new();
+        for job in queues.waiting().take(room) {
+            // To where more is free.
+            left.sort_by_key(|(_, pages)| std::cmp::Reverse(*pages));
+            if job.pages() > left[0].1 {
+                break;
+            }
+            left[0].1 -= job.pages();
+            admit.push((job.id, left[0].0));
+        }
+        let (mut own, mut cohort, mut rows) = (Vec::new(), Vec::new(), limits.rows);
+        for job in queues.running().iter().filter(|job| job.at.is_none()) {
+            let side = job.home.expect("it runs");
+            let wanted = if job.phase() == Phase::Prefill { job.prompt - job.stored } else { 1 };
+            match (job.phase(), side) {
+                (Phase::Decode, Side::Host) => cohort.push(job.group(1, side)),
+                _ if rows > 0 => {
+                    own.push(job.group(wanted.min(rows), side));
+                    rows -= wanted.min(rows);
+                }
+                _ => {}
+            }
+        }
+        let mut sub_batches: Vec<SubBatch> = [own, cohort].into_iter().map(SubBatch::of).collect();
+        let parked = queues.running().iter().filter_map(|job| Some((job.group(1, Side::Host), job.at?)));
+        sub_batches.extend(parked.map(|(group, at)| SubBatch::parked(vec![group], at)));
+        let iteration = Iteration { sub_batches, flow: Flow::Async, ..Iteration::serial(Vec::new(), false) };
+        Decision { admit, passed: Vec::new(), swaps: Vec::new(), iteration }
+    }
+}
+
+#[test]
+fn scores_are_the_same_beside_cohorts() {
+    let m = model();
+    let o = Options { kv_pages: Some(9), far_pages: Some(11), sub_batches: 3, ..options(4, Some(20)) };
+    let engine = on_device(&m, &o, Placement::all(Side::Device, m.spec.n_layers, 9));
+    let steps =
+        in_company(&m, "asynchronous", Batcher::with(engine, Box::new(Asynchronous), Box::new(Untimed)));
+    assert!(steps > 0, "no asynchronous step has scored");
 }
 
 /// Rows of prompts that are scored come in steps of as many as have room for their logits; others do not wait for that.
