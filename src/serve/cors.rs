@@ -1,7 +1,7 @@
 //! Which pages of other origins a browser lets use the server (CORS): none, unless that is asked for.
 //!
-//! Cookies are none of a server's that knows its clients by keys, so
-//! credentials are not allowed, and `*` lets no page do what its user could not.
+//! A client shows a key in a header, and the server sets no cookies: so answers never allow credentials, and `*` lets a page do only what
+//! any program could that reaches the server.
 
 use axum::http::HeaderValue;
 
