@@ -20,7 +20,7 @@
 //! for event in events {
 //!     match event {
 //!         Event::Token(token) => answer += &token.text,
-//!         Event::Cached(_) => {}
+//!         Event::Cached(_) | Event::Prompt(_) => {}
 //!         Event::End(how) => println!("{answer} ({how:?})"),
 //!     }
 //! }

@@ -220,6 +220,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         ending,
         logprobs: args.logprobs.map(|k| k as usize),
         constraint,
+        ..Request::default()
     };
     let (engine, generated) = generate(running.engine, tokenizer, (request, told), started, !args.json)?;
     running.engine = engine;
@@ -325,7 +326,7 @@ fn generate(
                     }
                     answer.push(token);
                 }
-                Event::Cached(_) => {}
+                Event::Cached(_) | Event::Prompt(_) => {}
                 Event::End(how) => over = Some(how),
             }
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tandem::engine::{Service, Shutdown};
 use tandem::hub::DEFAULT_MODEL;
 use tandem::open::Needs;
-use tandem::serve::{Keys, Model, Options, Server};
+use tandem::serve::{Cors, Keys, Model, Options, Server};
 use tandem::text::Grammars;
 use tandem::{Error, Result};
 
@@ -41,6 +41,9 @@ pub struct Args {
     /// Keys in the lines of a file.
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
+    /// An origin (https://HOST[:PORT]) whose pages may use the server from a browser, or * for all; may be given several times.
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors: Vec<String>,
     /// The model's name in answers [default: as of -m, without its folder].
     #[arg(long, value_name = "NAME")]
     pub served_name: Option<String>,
@@ -53,6 +56,11 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1024, allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(0..=1 << 14))]
     pub max_queue: u32,
+    /// Sequences of one key that wait at most, beside as many as are computed at a time; further requests of that key get 429
+    /// [default: as --max-queue].
+    #[arg(long, value_name = "N", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(0..=1 << 14))]
+    pub max_queue_per_key: Option<u32>,
     /// Whether requests that begin as earlier ones did share what was computed of them, as far as memory has room.
     #[arg(long, value_enum, value_name = "ON|OFF", default_value_t = PrefixCache::On)]
     pub prefix_cache: PrefixCache,
@@ -149,12 +157,15 @@ fn options(args: &Args) -> Result<Options> {
             .and(in_file.map_err(|e| Error::usage(format!("--api-key-file {}: {e}", prompt::name(path))))?);
     }
     let name = args.served_name.clone().unwrap_or_else(|| name(args.model.as_deref()));
+    let cors = Cors::new(args.cors.iter().map(String::as_str));
     Ok(Options {
+        cors: cors.map_err(|e| Error::usage(format!("--cors: {e}")))?,
         host: args.host.clone(),
         port: args.port,
         name,
         keys,
         queue: args.max_queue as usize,
+        queue_per_key: args.max_queue_per_key.map(|n| n as usize),
         log: Arc::new(|line, detail| if detail { progress::detail(line) } else { progress::note(line) }),
         ..Options::default()
     })

@@ -15,6 +15,7 @@ use std::sync::mpsc::{Receiver, channel};
 use rustc_hash::FxHashMap;
 
 mod masks;
+mod scores;
 mod step;
 
 use self::masks::{Held, Masks};
@@ -42,6 +43,13 @@ pub struct Request {
     pub ending: Ending,
     /// Log-probabilities: of each token of the answer, and of this many most likely ones beside it.
     pub logprobs: Option<usize>,
+    /// Log-probabilities: of each token of the prompt but the first, and of this many most likely ones beside it. The whole prompt is
+    /// computed then, whatever earlier requests have left of it.
+    pub prompt_logprobs: Option<usize>,
+    /// Whose it is: waiting requests of different tenants take turns.
+    pub tenant: u32,
+    /// Of a tenant's waiting requests, those with a lower one come first.
+    pub priority: i32,
     /// What form the answer has. It ends when nothing may follow.
     pub constraint: Option<Constraint>,
 }
@@ -75,6 +83,9 @@ pub enum Event {
     /// So many tokens of the prompt need not be computed: an earlier request began with them
     /// ([`Batcher::keep_prefixes`]). Comes at most once, before the first token.
     Cached(usize),
+    /// Log-probabilities of the next tokens of the prompt, from its second one on ([`Request::prompt_logprobs`]). All of them
+    /// come before the first token.
+    Prompt(Vec<Logprobs>),
     /// The next token.
     Token(Token),
     /// The request has ended; no event follows.
@@ -93,13 +104,13 @@ pub struct Token {
     pub logprobs: Option<Box<Logprobs>>,
 }
 
-/// Log-probabilities of a token, from the model's logits before any sampling setting changes them.
+/// Log-probabilities of a token, of a prompt or an answer, from the model's logits before any sampling setting changes them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Logprobs {
     /// The token's own.
     pub token: f64,
     /// The likeliest tokens with theirs, the best first.
-    pub top: Vec<(u32, f32)>,
+    pub top: Vec<(u32, f64)>,
 }
 
 /// Takes the events of a request, on the thread that makes the steps: it must return at once. It returns whether anybody
@@ -139,6 +150,7 @@ struct Live {
     end: usize,
     answer: Answer,
     logprobs: Option<usize>,
+    prompt_logprobs: Option<usize>,
     sampler: Sampler,
     /// Its form.
     held: Option<Held>,
@@ -301,7 +313,8 @@ impl Batcher {
     /// # Errors
     /// As [`Batcher::submit`]; nothing is delivered then.
     pub fn submit_to(&mut self, request: Request, deliver: Deliver) -> Result<RequestId> {
-        let Request { prompt, sampling, max_tokens, ending, logprobs, constraint } = request;
+        let Request { prompt, sampling, max_tokens, ending, logprobs, prompt_logprobs, .. } = request;
+        let Request { tenant, priority, constraint, .. } = request;
         if prompt.is_empty() {
             return Err(Error::usage("the prompt is empty"));
         }
@@ -341,6 +354,7 @@ impl Batcher {
             end: n.saturating_add(max_tokens).min(context + 1),
             answer: Answer::new(self.tokenizer.clone(), ending),
             logprobs,
+            prompt_logprobs,
             sampler,
             held: constraint.as_ref().map(Held::to),
             chain: Chain::default(),
@@ -349,7 +363,7 @@ impl Batcher {
         // A sequence without tokens takes no pages.
         let id = self.engine.add();
         self.live.insert(id, live);
-        self.queues.submit(RequestView::new(id, n as u32, most as u32));
+        self.queues.submit(RequestView { tenant, priority, ..RequestView::new(id, n as u32, most as u32) });
         Ok(id)
     }
 

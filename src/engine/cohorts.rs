@@ -36,9 +36,6 @@ impl Engine {
 
     /// Returns an error for an asynchronous iteration whose cohorts cannot begin.
     pub(super) fn check_cohorts(&self, iteration: &Iteration, swaps: &[(RequestId, Side)]) -> Result<()> {
-        if iteration.sub_batches.iter().flat_map(|b| &b.groups).any(|g| g.wants == Wants::All) {
-            return Err(Error::usage("all logits of a group in an asynchronous step"));
-        }
         let begin: Vec<_> = iteration.sub_batches.iter().skip(1).filter(|b| b.at.is_none()).collect();
         if begin.iter().any(|cohort| cohort.groups.is_empty()) {
             return Err(Error::usage("a cohort of no sequence"));

@@ -16,6 +16,9 @@ use crate::{Error, Result};
 /// activations stay in the caches.
 pub const DEFAULT_CHUNK: usize = 512;
 
+/// Rows of logits that have room in a step, if that is more than one of each sequence.
+pub(super) const LOGIT_ROWS: usize = 64;
+
 /// How to run a model.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -99,6 +102,12 @@ impl Options {
     /// Most rows of a step whose logits fit.
     pub(super) fn logit_rows(&self) -> usize {
         self.logits.clamp(self.sequences, self.rows())
+    }
+
+    /// Rows of a step whose logits have room. On the CPU those above [`Options::logit_rows`] are not in the plan: a step that has so
+    /// many checks that there is memory.
+    pub(super) fn logit_room(&self) -> usize {
+        self.logit_rows().max(self.sequences).max(LOGIT_ROWS.min(self.rows()))
     }
 
     /// Pages of keys and values.

@@ -25,6 +25,7 @@ pub struct Engine {
     context: usize,
     chunk: usize,
     rows: usize,
+    logit_rows: usize,
     most: usize,
 }
 
@@ -98,7 +99,8 @@ impl Engine {
     fn with(spec: ModelSpec, machine: RealMachine, options: &Options) -> Engine {
         let (context, chunk) = (options.context, options.chunk);
         let (rows, most) = (options.rows(), options.sequences);
-        Engine { spec, machine, sequences: Slots::default(), prefixes: None, context, chunk, rows, most }
+        let (logit_rows, sequences) = (options.logit_room(), Slots::default());
+        Engine { spec, machine, sequences, prefixes: None, context, chunk, rows, logit_rows, most }
     }
 
     /// The model's sizes.
@@ -120,6 +122,10 @@ impl Engine {
     /// Rows of the widest step.
     pub fn rows(&self) -> usize {
         self.rows
+    }
+    /// Rows of a step whose logits fit: at least one of each sequence.
+    pub(super) fn logit_rows(&self) -> usize {
+        self.logit_rows
     }
     /// Number of sequences that memory was planned for.
     pub fn sequences(&self) -> usize {

@@ -347,7 +347,7 @@ impl EventStream {
         for event in &mut self {
             match event {
                 Event::Token(token) => tokens.push(token.id),
-                Event::Cached(_) => {}
+                Event::Cached(_) | Event::Prompt(_) => {}
                 Event::End(how) => return (tokens, how),
             }
         }

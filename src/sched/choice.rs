@@ -31,9 +31,10 @@ use super::learn::Learned;
 use super::model::Mode;
 use super::policy::Policy;
 use super::predict::Predict;
-use super::queues::{Queues, RequestView};
+use super::queues::Queues;
 use super::rollout::mode;
 use super::strategy::{Limits, Observed, Strategy};
+use super::view::RequestView;
 use crate::program::Side;
 
 /// Work for a comparison before the first step of a run, counted in requests of rolled-out steps: some 0.2 s; for long runs more, a

@@ -9,10 +9,10 @@ use crate::program::{Flow, Iteration, Side};
 use super::pace::Pace;
 use super::pipeline::most;
 use super::predict::Predict;
-use super::queues::RequestView;
 use super::rows::SubBatchRows;
 use super::split::{Fixed, split};
 use super::strategy::Limits;
+use super::view::RequestView;
 use super::weigh::{Worth, rate};
 
 /// One row in this many of a sub-batch is reserved for prompts.

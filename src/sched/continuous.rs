@@ -21,8 +21,9 @@ use crate::program::{Flow, Group, Iteration, Phase, RequestId, Side, SubBatch};
 
 use super::decision::Decision;
 use super::predict::Predict;
-use super::queues::{Queues, RequestView};
+use super::queues::Queues;
 use super::strategy::{Limits, Strategy};
+use super::view::RequestView;
 
 /// One row in this many of a step is reserved for prompts.
 const KEPT_FOR_PROMPTS: u32 = 8;

@@ -5,8 +5,9 @@ use rustc_hash::FxHashMap;
 use crate::program::{Iteration, PageMove, RequestId, Side};
 
 use super::decision::Decision;
-use super::queues::{Queues, RequestView};
+use super::queues::Queues;
 use super::strategy::Limits;
+use super::view::RequestView;
 
 /// Copies run beside the step, unless it needs pages that they set free: then they come before it, as in the engine
 /// ([`Engine::change`](crate::engine::Engine::change)).

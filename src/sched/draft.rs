@@ -20,8 +20,9 @@ use crate::cache::KvGeometry;
 use crate::program::{Iteration, Phase, RequestId, Side};
 
 use super::decision::Decision;
-use super::queues::{Queues, RequestView};
+use super::queues::Queues;
 use super::strategy::Limits;
+use super::view::RequestView;
 
 /// Per cent of the device's pages up to which requests are admitted; the rest is for growth.
 const WATERMARK: usize = 95;

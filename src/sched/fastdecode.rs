@@ -19,9 +19,10 @@ use super::continuous::Continuous;
 use super::decision::Decision;
 use super::draft::Draft;
 use super::predict::Predict;
-use super::queues::{Queues, RequestView};
+use super::queues::Queues;
 use super::rows::{SubBatchRows, longest_waiting};
 use super::strategy::{Limits, Strategy};
+use super::view::RequestView;
 
 /// See the [module](self).
 #[derive(Debug, Clone, Default)]

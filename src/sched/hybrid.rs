@@ -19,9 +19,10 @@ use super::overlap::Cohorts;
 use super::pace::{Pacer, Prompts, most_rows};
 use super::pipeline::{AGE, Pipelined};
 use super::predict::Predict;
-use super::queues::{Queues, RequestView};
+use super::queues::Queues;
 use super::rows::{Load, SubBatchRows, longest_waiting};
 use super::strategy::{Limits, Observed, Strategy};
+use super::view::RequestView;
 use super::weigh::{HostPool, Worth, rate};
 
 /// Factor by which another way must beat the last one: leaving an overlap first costs the steps that finish its tokens.

@@ -25,10 +25,11 @@ use super::overlap::Cohorts;
 use super::pace::Pace;
 use super::pipeline::AGE;
 use super::predict::Predict;
-use super::queues::{Queues, RequestView};
+use super::queues::Queues;
 use super::rows::{SubBatchRows, longest_waiting};
 use super::steady::{LongRun, Steady};
 use super::strategy::{Limits, Observed, Strategy};
+use super::view::RequestView;
 use super::weigh::rate;
 
 /// The last waiting requests begin once the host has this many requests for each of them: a request that begins late ends alone.

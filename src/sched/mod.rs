@@ -70,6 +70,8 @@ mod split;
 mod steady;
 mod strategy;
 mod targets;
+mod turns;
+mod view;
 mod weigh;
 
 pub use continuous::Continuous;
@@ -77,10 +79,11 @@ pub use copies::Copies;
 pub use decision::Decision;
 pub use model::{Mode, Seen, apex_algorithm_1, pipelining_pays_mixed};
 pub use predict::{Predict, Untimed};
-pub use queues::{Queues, RequestView};
+pub use queues::Queues;
 pub use slots::Slots;
 pub use strategy::{Limits, Observed, Strategy};
 pub use targets::Targets;
+pub use view::RequestView;
 
 use choice::Choice;
 use fastdecode::FastDecode;

@@ -17,9 +17,9 @@ use crate::program::{Flow, Iteration, RequestId, Side, SubBatch};
 
 use super::pipeline::most;
 use super::predict::Predict;
-use super::queues::RequestView;
 use super::rows::SubBatchRows;
 use super::strategy::{Limits, Observed};
+use super::view::RequestView;
 
 /// Most cohorts at a time: as many as a step has sub-batches beside the first, up to this.
 ///

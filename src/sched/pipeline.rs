@@ -9,9 +9,9 @@
 use crate::program::{Flow, Group, Iteration, RequestId, Side, Wants};
 
 use super::predict::Predict;
-use super::queues::RequestView;
 use super::rows::{Load, SubBatchRows};
 use super::strategy::Limits;
+use super::view::RequestView;
 
 /// Iterations after which a request of the host gets its row even if the device then waits for it.
 pub(super) const AGE: u32 = 64;

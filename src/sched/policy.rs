@@ -10,8 +10,9 @@ use super::mixed::Mixed;
 use super::neo::Neo;
 use super::pace::Prompts;
 use super::predict::Predict;
-use super::queues::{Queues, RequestView};
+use super::queues::Queues;
 use super::strategy::{Limits, Observed, Strategy};
+use super::view::RequestView;
 
 /// Prompts of a policy: the ways that are tried.
 const BOTH: [Prompts; 2] = [Prompts::Paced, Prompts::Full];

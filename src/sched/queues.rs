@@ -4,122 +4,20 @@ use std::collections::VecDeque;
 
 use rustc_hash::FxHashMap;
 
-use crate::cache::KvGeometry;
-use crate::program::{Group, Iteration, Kv, Phase, RequestId, Side, Wants};
+use crate::program::{Iteration, RequestId, Side};
 
 use super::decision::Decision;
 use super::lengths::Lengths;
 use super::targets::Targets;
-
-/// A request as strategies see it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct RequestView {
-    /// Which.
-    pub id: RequestId,
-    /// Tokens of the prompt, at least 1.
-    pub prompt: u32,
-    /// Tokens stored at its longest: memory is promised for them.
-    pub most: u32,
-    /// Tokens stored when it is likely to end, at most `most`: what strategies expect of time.
-    pub likely: u32,
-    /// Tokens stored: of the prompt first, then those generated.
-    pub stored: u32,
-    /// Later requests that were admitted before it.
-    pub passed: u32,
-    /// Where its keys and values live; `None` while it waits.
-    pub home: Option<Side>,
-    /// Asynchronous flow: its next token's row is parked, with attention of this layer under way.
-    pub at: Option<u32>,
-    /// Iterations since it last advanced.
-    pub waited: u32,
-    /// When it came, by [`Queues::now`]; `None`: when it is submitted.
-    pub arrived: Option<f64>,
-    /// When it had its first token.
-    pub first: Option<f64>,
-}
-
-impl RequestView {
-    /// A new request.
-    pub fn new(id: RequestId, prompt: u32, most: u32) -> RequestView {
-        RequestView {
-            id,
-            prompt,
-            most: most.max(prompt),
-            likely: most.max(prompt),
-            stored: 0,
-            passed: 0,
-            home: None,
-            at: None,
-            waited: 0,
-            arrived: None,
-            first: None,
-        }
-    }
-
-    /// Whether it came after the start, where all of an offline workload are.
-    fn came_later(&self) -> bool {
-        self.arrived.is_some_and(|at| at > 0.0)
-    }
-
-    /// Seconds to its first token and between its tokens, if it ends `now`.
-    pub(super) fn latency(&self, now: f64) -> (f64, Option<f64>) {
-        let first = self.first.unwrap_or(now);
-        let tokens = self.stored.saturating_sub(self.prompt);
-        let between = (tokens > 0).then(|| (now - first) / f64::from(tokens));
-        (first - self.arrived.unwrap_or(first), between)
-    }
-
-    /// Tokens of its answer so far.
-    pub(super) fn made(&self) -> u32 {
-        if self.stored < self.prompt { 0 } else { self.stored - self.prompt + 1 }
-    }
-
-    /// What is likely of it as far as answers are known.
-    fn expect(&mut self, lengths: &Lengths) {
-        // The last token of an answer is not stored.
-        let answer = lengths.likely(self.made(), self.most - self.prompt + 1);
-        self.likely =
-            (self.prompt + answer.max(1) - 1).clamp(self.stored.max(self.prompt).min(self.most), self.most);
-    }
-
-    /// Whether its next rows are of the prompt.
-    pub fn phase(&self) -> Phase {
-        if self.stored < self.prompt { Phase::Prefill } else { Phase::Decode }
-    }
-
-    /// Pages of keys and values that it may come to need: promised when it is admitted, so that it never stops half way
-    /// for want of one.
-    pub fn pages(&self) -> usize {
-        KvGeometry::pages_for(self.most as usize)
-    }
-
-    /// Pages that its stored tokens and `more` take.
-    pub fn pages_with(&self, more: u32) -> usize {
-        KvGeometry::pages_for((self.stored + more) as usize)
-    }
-
-    /// Its next rows, with keys and values on `side`.
-    pub fn group(&self, tokens: u32, side: Side) -> Group {
-        let end = self.stored + tokens;
-        Group {
-            request: self.id,
-            phase: self.phase(),
-            first: self.stored,
-            tokens,
-            kv: match side {
-                Side::Device => Kv::Device,
-                Side::Host => Kv::Host,
-            },
-            wants: if end >= self.prompt { Wants::Last } else { Wants::Nothing },
-        }
-    }
-}
+use super::turns::Turns;
+use super::view::RequestView;
 
 /// See the [module](self). A request is in one of them from [`Queues::submit`] to [`Queues::end`].
 #[derive(Debug, Clone, Default)]
 pub struct Queues {
     waiting: VecDeque<RequestView>,
     running: Vec<RequestView>,
+    turns: Turns,
     /// Seconds since the start, as far as who runs the steps has told.
     now: f64,
     targets: Targets,
@@ -142,14 +40,14 @@ impl Queues {
         self.as_allowed = !learns;
     }
 
-    /// A request joins the end of the waiting ones.
+    /// A request joins the waiting ones: behind those of its tenant, unless their priority is greater, and at the tenant's turn.
     pub fn submit(&mut self, job: RequestView) {
         let arrived = job.arrived.or(Some(self.now));
         let mut job = RequestView { arrived, ..job };
         if !self.as_allowed {
             job.expect(&self.lengths);
         }
-        self.waiting.push_back(job);
+        self.turns.join(&mut self.waiting, job);
     }
 
     /// Seconds since the start.
@@ -203,6 +101,7 @@ impl Queues {
         Queues {
             waiting,
             running: self.running.clone(),
+            turns: Turns::default(),
             now: self.now,
             targets: self.targets,
             firsts: (0, 0.0),
@@ -212,7 +111,7 @@ impl Queues {
         }
     }
 
-    /// Requests without memory, in the order in which they came.
+    /// Requests without memory, in the order in which they are to be admitted.
     pub fn waiting(&self) -> impl ExactSizeIterator<Item = &RequestView> {
         self.waiting.iter()
     }
@@ -246,8 +145,9 @@ impl Queues {
         }
         for &(id, side) in &decision.admit {
             if let Some(at) = self.waiting.iter().position(|j| j.id == id) {
-                self.running
-                    .extend(self.waiting.remove(at).map(|job| RequestView { home: Some(side), ..job }));
+                let job = self.waiting.remove(at).expect("it waits there");
+                self.turns.take(&job);
+                self.running.push(RequestView { home: Some(side), ..job });
             }
         }
         for &(id, side) in &decision.swaps {

@@ -4,8 +4,8 @@ use crate::program::{Flow, Group, Iteration, Kv, Phase, Side, SubBatch};
 
 use super::draft::Draft;
 use super::predict::Predict;
-use super::queues::RequestView;
 use super::strategy::Limits;
+use super::view::RequestView;
 
 /// One row in this many of a step is reserved for prompts.
 const KEPT_FOR_PROMPTS: u32 = 8;

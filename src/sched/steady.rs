@@ -22,9 +22,10 @@
 
 use super::model::Mode;
 use super::predict::Predict;
-use super::queues::{Queues, RequestView};
+use super::queues::Queues;
 use super::split::{Fixed, split};
 use super::strategy::Limits;
+use super::view::RequestView;
 use super::weigh::Worth;
 use crate::cache::KvGeometry;
 

@@ -10,9 +10,9 @@
 
 use super::draft::Draft;
 use super::predict::Predict;
-use super::queues::RequestView;
 use super::rows::Load;
 use super::strategy::Limits;
+use super::view::RequestView;
 
 /// Worth of a row, in seconds.
 #[derive(Debug, Clone, Copy)]

@@ -30,6 +30,11 @@ impl Writing {
         self.echo.as_ref().map_or_else(String::new, |texts| texts[index / self.n].clone())
     }
 
+    /// Whether the prompts come with log-probabilities, so that they wait for these.
+    fn scores_prompts(&self) -> bool {
+        self.logprobs && self.echo.is_some()
+    }
+
     fn scored(&self, scored: Vec<Scored>) -> Option<Vec<Scored>> {
         self.logprobs.then_some(scored)
     }
@@ -47,6 +52,7 @@ pub(super) async fn whole(mut run: Run, writing: &Writing) -> Response {
     parts.iter_mut().for_each(|part| part.offset = chars(part.text.as_deref().unwrap_or_default()));
     while let Some(update) = run.next().await {
         match update {
+            Update::Prompt(index, tokens) => parts[index].scored = writing.scored(tokens),
             Update::Piece(index, piece) => add(&mut parts[index], piece),
             Update::End(index, piece, reason) => {
                 add(&mut parts[index], piece);
@@ -130,8 +136,11 @@ impl Stream {
         Some(bytes)
     }
 
-    /// The role of each answer, or the prompt that it has in front.
+    /// The role of each answer, or the prompt that it has in front, if that is told without log-probabilities.
     fn begin(&mut self, to: &mut Vec<u8>) {
+        if self.writing.scores_prompts() {
+            return;
+        }
         for index in 0..self.writing.choices {
             let text = self.writing.echo(index);
             if self.writing.head.form == Form::Chat || !text.is_empty() {
@@ -143,6 +152,10 @@ impl Stream {
 
     fn write(&mut self, to: &mut Vec<u8>, update: Update) {
         match update {
+            Update::Prompt(index, tokens) => {
+                let (text, scored) = (Some(self.writing.echo(index)), self.writing.scored(tokens));
+                self.chunk(to, Part { index, text, scored, ..Part::default() });
+            }
             Update::Piece(index, piece) => self.piece(to, index, piece),
             Update::End(index, rest, reason) => {
                 if rest != Piece::default() {

@@ -36,6 +36,20 @@ impl Speller {
         };
         (String::from_utf8_lossy(&bytes).into_owned(), bytes)
     }
+
+    /// Tokens with their log-probabilities.
+    pub fn names(&self, top: &[(u32, f64)]) -> Vec<(String, Vec<u8>, f64)> {
+        let named = |&(id, p): &(u32, f64)| {
+            let (name, bytes) = self.name(id);
+            (name, bytes, p)
+        };
+        top.iter().map(named).collect()
+    }
+
+    /// Whether a token steers the model: it may be in a text or not.
+    pub fn steers(&self, id: u32) -> bool {
+        self.tokenizer.as_ref().is_some_and(|t| t.is_special(id) || t.is_eog(id))
+    }
 }
 
 /// A token's log-probabilities.
@@ -43,11 +57,14 @@ impl Speller {
 pub(super) struct Scored {
     pub token: String,
     pub bytes: Vec<u8>,
-    pub logprob: f64,
+    /// None of the first token of a prompt, which follows nothing.
+    pub logprob: Option<f64>,
     /// The likeliest tokens with theirs.
-    pub top: Vec<(String, Vec<u8>, f32)>,
+    pub top: Vec<(String, Vec<u8>, f64)>,
+    /// Where it begins in the text, in characters; `None`: behind the token before it.
+    pub offset: Option<usize>,
     /// Where it begins, in bytes of the text.
-    start: usize,
+    pub(super) start: usize,
 }
 
 /// How the text of an answer is read.
@@ -65,6 +82,9 @@ pub(super) struct Reading {
     pub channels: Option<Channels>,
     /// Makes ids of calls those of this request.
     pub salt: u64,
+    /// Whether each token is told that has log-probabilities, also one that ends the answer or of which no character is complete: the
+    /// lists of text completions have as many entries as there are tokens. Only those behind a stop string are left out.
+    pub lists: bool,
 }
 
 /// A part of a call.
@@ -98,6 +118,9 @@ pub(super) struct Choice {
     speller: Speller,
     /// Tokens that end it and are no text.
     ends: Vec<u32>,
+    /// Whether it ended at one.
+    ended: bool,
+    lists: bool,
     /// Bytes of text so far.
     text: usize,
     /// Bytes of tokens so far.
@@ -112,7 +135,7 @@ pub(super) struct Choice {
 impl Choice {
     /// Answer `index` of a request.
     pub fn new(speller: Speller, ending: &Ending, reading: &Reading, index: usize) -> Choice {
-        let Reading { format, thinks, begun, salt, .. } = *reading;
+        let Reading { format, thinks, begun, salt, lists, .. } = *reading;
         let reader = match &reading.channels {
             Some(channels) => Split::Channels(channels.clone()),
             None => Split::Text(Reader::new(format, thinks, begun).with_texts(reading.texts.clone())),
@@ -120,7 +143,8 @@ impl Choice {
         let ends = ending.tokens.clone();
         // The golden ratio spreads successive numbers.
         let salt = salt.wrapping_add((index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        Choice { speller, ends, text: 0, spelled: 0, waiting: VecDeque::new(), reader, format, salt }
+        let (waiting, ended) = (VecDeque::new(), false);
+        Choice { speller, ends, ended, lists, text: 0, spelled: 0, waiting, reader, format, salt }
     }
 
     /// Whether functions are called.
@@ -154,16 +178,14 @@ impl Choice {
     /// Takes the next token.
     pub fn push(&mut self, token: Token) -> Piece {
         self.text += token.text.len();
-        if let Some(logprobs) = token.logprobs.filter(|_| !self.ends.contains(&token.id)) {
+        self.ended = self.ends.contains(&token.id);
+        if let Some(logprobs) = token.logprobs.filter(|_| self.lists || !self.ended) {
             let bytes = self.speller.in_text(token.id);
             let (start, length) = (self.spelled, bytes.len());
             self.spelled += length;
-            let top = logprobs.top.iter().map(|&(id, p)| {
-                let (name, bytes) = self.speller.name(id);
-                (name, bytes, p)
-            });
-            let (token, logprob, top) = (self.speller.name(token.id).0, logprobs.token, top.collect());
-            self.waiting.push_back(Scored { token, bytes, logprob, top, start });
+            let (token, top) = (self.speller.name(token.id).0, self.speller.names(&logprobs.top));
+            let logprob = Some(logprobs.token);
+            self.waiting.push_back(Scored { token, bytes, logprob, top, offset: None, start });
         }
         let mut scored = Vec::new();
         while self.waiting.front().is_some_and(|first| first.start + first.bytes.len() <= self.text) {
@@ -176,10 +198,11 @@ impl Choice {
         self.piece(parts, scored)
     }
 
-    /// The rest: what was held back, and the tokens of which only the beginning is text.
-    pub fn finish(&mut self) -> Piece {
-        let text = self.text;
-        let scored = self.waiting.drain(..).filter(|scored| scored.start < text).collect();
+    /// The rest: what was held back, and the tokens of which only the beginning is text. `is_cut`: the answer ends because it may have no
+    /// more tokens.
+    pub fn finish(&mut self, is_cut: bool) -> Piece {
+        let (text, all) = (self.text, self.lists && (is_cut || self.ended));
+        let scored = self.waiting.drain(..).filter(|scored| all || scored.start < text).collect();
         let parts = match &mut self.reader {
             Split::Text(reader) => reader.finish(),
             Split::Channels(channels) => channels.finish(),
@@ -231,6 +254,26 @@ mod tests {
         assert_eq!(choice.push(token(7, "")), Piece::default(), "the end of the turn is no text");
     }
 
+    /// Readers of the lists count: the last entry is the last token that was generated.
+    #[test]
+    fn lists_have_every_token() {
+        let speller = Speller { tokenizer: None, shown: Arc::default() };
+        let reading = Reading { lists: true, ..Reading::default() };
+        let choice = |ending| Choice::new(speller.clone(), &ending, &reading, 0);
+        let mut ends = choice(Ending::at(vec![7]));
+        assert_eq!(ends.push(token(12, "12 ")).scored.len(), 1);
+        let end: Vec<_> =
+            [ends.push(token(7, "")), ends.finish(false)].into_iter().flat_map(|p| p.scored).collect();
+        assert_eq!(end.len(), 1, "the token that ends it");
+        // A token without a complete character.
+        let mut cut = choice(Ending::default());
+        assert_eq!(cut.push(token(9, "")).scored, []);
+        assert_eq!(cut.finish(true).scored.len(), 1);
+        let mut stopped = choice(Ending::default());
+        assert_eq!(stopped.push(token(9, "")).scored, []);
+        assert_eq!(stopped.finish(false).scored, [], "what a stop string cuts off");
+    }
+
     #[test]
     fn tokens_behind_a_stop_string_are_none_of_the_answer() {
         let mut choice = choice(Ending::default());
@@ -238,7 +281,7 @@ mod tests {
         assert_eq!(choice.push(token(1, "1 ")).scored.len(), 1);
         assert_eq!(choice.push(token(42, "4")).scored, []);
         assert_eq!(choice.push(token(35, "")).scored, []);
-        let rest: Vec<_> = choice.finish().scored.into_iter().map(|s| s.token).collect();
+        let rest: Vec<_> = choice.finish(false).scored.into_iter().map(|s| s.token).collect();
         assert_eq!(rest, ["42 "], "a part of it is text");
     }
 }

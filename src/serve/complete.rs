@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use axum::response::{IntoResponse, Response};
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::answer::{Writing, refuse, stream, whole};
 use super::app::{App, Open, unix_time};
 use super::choice::Reading;
 use super::error::ApiError;
 use super::form::{Form, Head};
-use super::model::{Loaded, Model};
+use super::model::Model;
+use super::places::{Taken, Tenant};
 use super::record::Record;
-use super::run::Run;
+use super::run::{Order, Run};
 use super::settings::Settings;
 use crate::text::Constraint;
 
@@ -29,23 +29,8 @@ pub(super) struct Asked {
     pub reading: Reading,
     /// The texts of the prompts, to put in front of the answers.
     pub echo: Option<Vec<String>>,
-    pub places: OwnedSemaphorePermit,
-}
-
-/// Takes a place for each answer, or refuses the request: it would wait too long.
-pub(super) fn places(
-    loaded: &Loaded,
-    prompts: usize,
-    n: usize,
-    param: &str,
-) -> Result<OwnedSemaphorePermit, ApiError> {
-    let (all, most) = (prompts.saturating_mul(n), loaded.most);
-    if all > most {
-        let message = format!("{param}: {all} answers are asked for, this server computes or queues {most}");
-        return Err(ApiError::bad(param, message));
-    }
-    let taken = loaded.places.clone().try_acquire_many_owned(all as u32);
-    taken.map_err(|_| ApiError::queue_full(most))
+    pub tenant: Tenant,
+    pub places: Taken,
 }
 
 /// Runs work that takes the processor, or waits for a process, away from the threads that serve connections.
@@ -80,12 +65,20 @@ pub(super) async fn answer(
         Ok(both) => both,
         Err(error) => return refuse(record, error),
     };
-    let Asked { form, settings, prompts, logprobs, constraint, mut reading, echo, places } = asked;
+    let Asked { form, settings, prompts, logprobs, constraint, mut reading, echo, tenant, places } = asked;
     reading.salt = app.seed();
     let choices = prompts.len() * settings.n;
     record.asks(prompts.iter().map(Vec::len).sum(), choices, settings.stream);
-    let form_of = (constraint, reading);
-    let run = Run::start(&loaded.model, &settings, &prompts, logprobs, form_of, places, (open, record)).await;
+    let order = Order {
+        tenant,
+        settings: &settings,
+        prompts: &prompts,
+        logprobs,
+        echo: echo.as_deref(),
+        constraint,
+        reading,
+    };
+    let run = Run::start(&loaded.model, order, places, (open, record)).await;
     let run = match run {
         Ok(run) => run,
         Err(error) => return error.into_response(),

@@ -72,6 +72,13 @@ impl ApiError {
         ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("queue_full"), message)
     }
 
+    /// As many requests of one key wait as may.
+    pub fn key_queue_full(most: usize) -> ApiError {
+        let message =
+            format!("{most} requests of this key run or wait, as many as one key may have; try again");
+        ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("key_queue_full"), message)
+    }
+
     /// Not now; `code` says why.
     pub fn unavailable(code: &'static str, message: impl Into<String>) -> ApiError {
         ApiError::new(

@@ -27,6 +27,8 @@ pub(super) struct Common {
     pub stream: Option<bool>,
     pub stream_options: Option<StreamOptions>,
     pub model: Option<String>,
+    /// Which of the waiting requests of a key come first: those with a lower one.
+    pub priority: Option<i32>,
     /// Tokens before which the answer does not end.
     pub min_tokens: Option<u32>,
     /// Whether the end of the turn does not end the answer.

@@ -189,28 +189,34 @@ pub(super) fn event(to: &mut Vec<u8>, data: &impl Serialize) {
 fn chat_logprobs(scored: &[Scored]) -> Value {
     let one = |token: &str, bytes: &[u8], logprob: f64| json!({ "token": token, "bytes": bytes, "logprob": logprob.max(LEAST) });
     let content = scored.iter().map(|s| {
-        let mut entry = one(&s.token, &s.bytes, s.logprob);
-        let top = s.top.iter().map(|(token, bytes, p)| one(token, bytes, f64::from(*p)));
+        let mut entry = one(&s.token, &s.bytes, s.logprob.unwrap_or_default());
+        let top = s.top.iter().map(|(token, bytes, p)| one(token, bytes, *p));
         entry["top_logprobs"] = top.collect();
         entry
     });
     json!({ "content": content.collect::<Vec<_>>(), "refusal": null })
 }
 
-/// `{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`, a list each.
+/// `{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`, a list each. The token itself is among the likely ones in any case.
 fn text_logprobs(scored: &[Scored], mut offset: usize) -> Value {
     let top = |s: &Scored| {
-        let entries = s.top.iter().map(|(token, _, p)| (token.clone(), json!(f64::from(*p).max(LEAST))));
-        entries.collect::<Map<_, _>>()
+        let own = (&s.token, s.logprob?);
+        let mut entries = Map::new();
+        for (token, p) in s.top.iter().map(|(token, _, p)| (token, *p)).chain([own]) {
+            // Of several tokens that look the same, the likeliest.
+            entries.entry(token.as_str()).or_insert_with(|| json!(p.max(LEAST)));
+        }
+        Some(entries)
     };
     let mut begins = |s: &Scored| {
-        let at = offset;
-        offset += s.token.chars().count();
-        at
+        s.offset.unwrap_or_else(|| {
+            offset += s.token.chars().count();
+            offset - s.token.chars().count()
+        })
     };
     json!({
         "tokens": scored.iter().map(|s| &*s.token).collect::<Vec<_>>(),
-        "token_logprobs": scored.iter().map(|s| s.logprob.max(LEAST)).collect::<Vec<_>>(),
+        "token_logprobs": scored.iter().map(|s| s.logprob.map(|p| p.max(LEAST))).collect::<Vec<_>>(),
         "top_logprobs": scored.iter().map(top).collect::<Vec<_>>(),
         "text_offset": scored.iter().map(&mut begins).collect::<Vec<_>>(),
     })

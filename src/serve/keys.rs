@@ -41,16 +41,27 @@ impl Keys {
         self
     }
 
-    /// Whether a request with these headers is let in.
-    pub fn admit(&self, headers: &HeaderMap) -> bool {
-        self.0.is_empty() || shown(headers).is_some_and(|key| self.has(key))
+    /// Their number.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
     }
 
-    fn has(&self, key: &[u8]) -> bool {
+    /// Whose request has these headers, if it is let in: the number of its key, 0 where none is wanted.
+    pub fn admit(&self, headers: &HeaderMap) -> Option<usize> {
+        match self.0.is_empty() {
+            true => Some(0),
+            false => self.place(shown(headers)?),
+        }
+    }
+
+    fn place(&self, key: &[u8]) -> Option<usize> {
         let digest: [u8; 32] = Sha256::digest(key).into();
         let differs = |own: &[u8; 32]| own.iter().zip(&digest).fold(0, |all, (a, b)| all | (a ^ b));
         // All of them are compared, in any case.
-        self.0.iter().fold(false, |found, own| found | (differs(own) == 0))
+        self.0
+            .iter()
+            .enumerate()
+            .fold(None, |found, (at, own)| if differs(own) == 0 { Some(at) } else { found })
     }
 }
 
@@ -76,20 +87,20 @@ mod tests {
     fn one_of_the_keys_is_needed_if_there_are_any() {
         let keys = Keys::in_lines("# ours\n\nfirst\n second \n").unwrap();
         for (name, value, admitted) in [
-            ("authorization", "Bearer first", true),
-            ("authorization", "bearer  second", true),
-            ("x-api-key", "second", true),
-            ("x-api-key", "secon", false),
-            ("x-api-key", "seconds", false),
-            ("authorization", "Basic first", false),
-            ("authorization", "Bearer", false),
-            ("authorization", "Bearer ", false),
-            ("authorization", "first", false),
-            ("x-other", "first", false),
+            ("authorization", "Bearer first", Some(0)),
+            ("authorization", "bearer  second", Some(1)),
+            ("x-api-key", "second", Some(1)),
+            ("x-api-key", "secon", None),
+            ("x-api-key", "seconds", None),
+            ("authorization", "Basic first", None),
+            ("authorization", "Bearer", None),
+            ("authorization", "Bearer ", None),
+            ("authorization", "first", None),
+            ("x-other", "first", None),
         ] {
             assert_eq!(keys.admit(&headers(name, value)), admitted, "{name}: {value}");
         }
-        assert!(Keys::default().admit(&HeaderMap::new()));
+        assert_eq!(Keys::default().admit(&HeaderMap::new()), Some(0));
     }
 
     #[test]

@@ -14,7 +14,7 @@
 //! | item | what |
 //! |---|---|
 //! | [`Server`] | listens, answers, drains |
-//! | [`Options`], [`Keys`], [`Log`] | how it listens, whom it lets in, what it bounds |
+//! | [`Options`], [`Keys`], [`Cors`], [`Log`] | how it listens, whom it lets in, what it bounds |
 //! | [`Model`] | what it serves, once it is loaded |
 
 mod answer;
@@ -24,6 +24,7 @@ mod body;
 mod choice;
 mod complete;
 mod conversation;
+mod cors;
 mod error;
 mod fields;
 mod form;
@@ -32,6 +33,8 @@ mod listen;
 mod metrics;
 mod model;
 mod options;
+mod places;
+mod prompt;
 mod recent;
 mod record;
 mod run;
@@ -49,6 +52,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+pub use self::cors::Cors;
 pub use self::keys::Keys;
 pub use self::model::Model;
 pub use self::options::{Log, Options};
@@ -106,7 +110,7 @@ impl Server {
 
     /// Answers requests with this model from now on. Only the first model counts.
     pub fn ready(&self, model: Model) {
-        let _ = self.app.loaded.set(Loaded::new(model, self.app.options.queue));
+        let _ = self.app.loaded.set(Loaded::new(model, &self.app.options));
     }
 
     /// Takes no more requests; those that are being answered go on.

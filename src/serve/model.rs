@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use tokio::sync::Semaphore;
-
 use super::error::ApiError;
+use super::options::Options;
+use super::places::Places;
 use crate::engine::Client;
 use crate::text::{Chat, Ending, Grammars, SamplerParams, Tokenizer};
 
@@ -51,15 +51,13 @@ impl Model {
 /// A model in use.
 pub(super) struct Loaded {
     pub model: Model,
-    /// A place for each sequence that runs or waits.
-    pub places: Arc<Semaphore>,
-    /// Their number.
-    pub most: usize,
+    pub places: Places,
 }
 
 impl Loaded {
-    pub fn new(model: Model, queue: usize) -> Loaded {
-        let most = model.sequences + queue;
-        Loaded { model, places: Arc::new(Semaphore::new(most)), most }
+    pub fn new(model: Model, options: &Options) -> Loaded {
+        let n = model.sequences;
+        let places = Places::new(n + options.queue, options.keys.len(), options.queue_per_key.map(|q| n + q));
+        Loaded { model, places }
     }
 }

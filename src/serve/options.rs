@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::cors::Cors;
 use super::keys::Keys;
 
 /// Where lines of the log go: one for each request, without the text of prompts and answers. `detail` is true of a line that
@@ -20,8 +21,12 @@ pub struct Options {
     pub name: String,
     /// Keys of which a client needs one; without any, everybody is let in.
     pub keys: Keys,
+    /// Origins whose pages may use it from a browser.
+    pub cors: Cors,
     /// Requests that wait at most, beside those that run. Others are refused (429).
     pub queue: usize,
+    /// Requests of one key that wait at most beside as many as run; without keys, all are of one.
+    pub queue_per_key: Option<usize>,
     /// Most bytes of a request's body (413).
     pub body: usize,
     /// Most bytes of bodies that are read or parsed at a time, of all connections (503).
@@ -47,7 +52,9 @@ impl Default for Options {
             port: 0,
             name: "tandem".into(),
             keys: Keys::default(),
+            cors: Cors::default(),
             queue: 1024,
+            queue_per_key: None,
             body: 4 << 20,
             bodies: 256 << 20,
             connections: 4096,

@@ -8,20 +8,36 @@
 
 use std::collections::VecDeque;
 
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::app::Open;
-use super::choice::{Choice, Piece, Reading, Speller};
+use super::choice::{Choice, Piece, Reading, Scored, Speller};
 use super::error::ApiError;
 use super::model::Model;
+use super::places::{Taken, Tenant};
+use super::prompt::Scoring;
 use super::record::Record;
 use super::settings::Settings;
-use crate::engine::{Delivery, Event, Finish, Flight, Request};
+use crate::engine::{Delivery, Event, Finish, Flight, Logprobs, Request};
 use crate::text::Constraint;
+
+/// What is to be computed.
+pub(super) struct Order<'a> {
+    pub tenant: Tenant,
+    pub settings: &'a Settings,
+    pub prompts: &'a [Vec<u32>],
+    /// Log-probabilities of each token, and of this many likely ones.
+    pub logprobs: Option<usize>,
+    /// The texts of the prompts, if these are told, too.
+    pub echo: Option<&'a [String]>,
+    pub constraint: Option<Constraint>,
+    pub reading: Reading,
+}
 
 /// News of an answer.
 pub(super) enum Update {
+    /// The tokens of its prompt, before all else.
+    Prompt(usize, Vec<Scored>),
     /// More of it.
     Piece(usize, Piece),
     /// It has ended: with the rest of it, and why.
@@ -34,6 +50,10 @@ pub(super) enum Update {
 pub(super) struct Run {
     deliveries: UnboundedReceiver<(usize, Delivery)>,
     choices: Vec<Choice>,
+    /// What is known of the tokens of each answer's prompt until that is told, if they are scored.
+    scorings: Vec<Option<Scoring>>,
+    echo: Vec<String>,
+    speller: Speller,
     /// Answers to each prompt.
     n: usize,
     /// Requests that are neither accepted nor refused.
@@ -46,27 +66,26 @@ pub(super) struct Run {
     pub record: Record,
     // Dropped in this order: the requests are cancelled, then their places are free.
     _flights: Vec<Flight>,
-    _places: OwnedSemaphorePermit,
+    _places: Taken,
     _open: Open,
 }
 
 impl Run {
-    /// Submits the prompts, `settings.n` times each: answer `i` is of prompt `i / n`. Waits until the engine has accepted them.
+    /// Submits the prompts, `n` times each: answer `i` is of prompt `i / n`. Waits until the engine has accepted them.
     ///
     /// # Errors
     /// If the engine refuses one; the others are cancelled.
     pub async fn start(
         model: &Model,
-        settings: &Settings,
-        prompts: &[Vec<u32>],
-        logprobs: Option<usize>,
-        (constraint, reading): (Option<Constraint>, Reading),
-        places: OwnedSemaphorePermit,
+        order: Order<'_>,
+        places: Taken,
         (open, record): (Open, Record),
     ) -> Result<Run, ApiError> {
+        let Order { tenant, settings, prompts, logprobs, echo, constraint, reading } = order;
         let (sender, deliveries) = unbounded_channel();
         let all = prompts.len() * settings.n;
         let (mut flights, mut choices) = (Vec::with_capacity(all), Vec::with_capacity(all));
+        let mut scorings = Vec::with_capacity(all);
         let (tokenizer, shown) = (model.tokenizer.clone(), settings.ending.shown.clone());
         let speller = Speller { tokenizer, shown };
         for index in 0..all {
@@ -77,6 +96,9 @@ impl Run {
                 max_tokens: settings.max_tokens.unwrap_or(model.context),
                 ending: settings.ending.clone(),
                 logprobs,
+                prompt_logprobs: logprobs.filter(|_| echo.is_some()),
+                tenant: tenant.0 as u32,
+                priority: settings.priority,
                 constraint: constraint.clone(),
             };
             let (own, refused) = (sender.clone(), sender.clone());
@@ -86,14 +108,31 @@ impl Run {
                 Err(error) => drop(refused.send((index, Delivery::Refused(error)))),
             }
             choices.push(Choice::new(speller.clone(), &settings.ending, &reading, index));
+            scorings.push((echo.is_some() && logprobs.is_some()).then(|| Scoring::of(prompt.clone())));
         }
         // Only the engine's thread delivers from here on.
         drop(sender);
         let (submitted, left, early) = (all, all, VecDeque::new());
         let (_flights, _places, _open) = (flights, places, open);
-        let n = settings.n;
-        let mut run =
-            Run { deliveries, choices, n, submitted, left, early, record, _flights, _places, _open };
+        let (n, echo) = (settings.n, echo.unwrap_or_default().to_vec());
+        let mut run = Run {
+            deliveries,
+            choices,
+            scorings,
+            echo,
+            speller,
+            n,
+            submitted,
+            left,
+            early,
+            record,
+            _flights,
+            _places,
+            _open,
+        };
+        // Nothing comes of prompts of one token.
+        let told: Vec<Update> = (0..all).filter_map(|index| run.prompt(index, Vec::new())).collect();
+        run.early.extend(told);
         let accepted = run.accepted().await;
         if let Err(error) = &accepted {
             run.record.failed(error.status());
@@ -155,6 +194,7 @@ impl Run {
                 }
                 None
             }
+            Delivery::Event(Event::Prompt(scores)) => self.prompt(index, scores),
             Delivery::Refused(error) => Some(self.failed(ApiError::from_engine(&error, "prompt"))),
             Delivery::Event(Event::Token(token)) => {
                 self.record.token(index);
@@ -171,7 +211,7 @@ impl Run {
             Delivery::Event(Event::End(how)) => {
                 self.left -= 1;
                 let choice = &mut self.choices[index];
-                let rest = choice.finish();
+                let rest = choice.finish(how == Finish::Length);
                 let reason = match how {
                     Finish::Length => "length",
                     _ if choice.has_calls() => "tool_calls",
@@ -181,6 +221,15 @@ impl Run {
                 Some(Update::End(index, rest, reason))
             }
         }
+    }
+
+    /// More of a prompt's tokens are scored; when all are, they are told.
+    fn prompt(&mut self, index: usize, scores: Vec<Logprobs>) -> Option<Update> {
+        let scoring = &mut self.scorings[index];
+        scoring.as_mut()?.push(scores);
+        let complete = scoring.take_if(|scoring| scoring.is_complete())?;
+        let tokens = complete.finish(&self.speller, &self.echo[index / self.n]);
+        Some(Update::Prompt(index, tokens))
     }
 
     fn failed(&mut self, error: ApiError) -> Update {

@@ -29,6 +29,8 @@ pub(super) struct Settings {
     pub n: usize,
     /// Most tokens of an answer; `None` for as many as the context has room for.
     pub max_tokens: Option<usize>,
+    /// Of the waiting requests of a key, those with a lower one come first.
+    pub priority: i32,
     pub stream: bool,
     pub include_usage: bool,
 }
@@ -85,7 +87,8 @@ impl Settings {
             return Err(ApiError::bad("stream_options", "stream_options: only with stream"));
         }
         let include_usage = fields.stream_options.and_then(|o| o.include_usage).unwrap_or(false);
-        Ok(Settings { sampling, ending, n: n as usize, max_tokens, stream, include_usage })
+        let (n, priority) = (n as usize, fields.priority.unwrap_or(0));
+        Ok(Settings { sampling, ending, n, max_tokens, priority, stream, include_usage })
     }
 
     /// The sampling of answer `index` to a prompt: its seed is so much more.

@@ -123,7 +123,7 @@ impl Wanted {
         let format = self.calls.as_ref().map(|calls| calls.format);
         let tools = self.calls.iter().flat_map(|calls| &calls.tools);
         let texts = tools.map(|tool| (tool.name.clone(), text::texts_of(&tool.parameters))).collect();
-        let reading = Reading { format, texts, thinks, begun, channels, salt: 0 };
+        let reading = Reading { format, texts, thinks, begun, channels, ..Reading::default() };
         let shape = Shape { thinking, content: self.content, calls: self.calls };
         if shape.is_free() {
             return Ok((None, reading));

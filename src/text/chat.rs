@@ -81,6 +81,11 @@ impl Chat {
         self
     }
 
+    /// The chat template, if there is one.
+    pub fn template(&self) -> Option<&str> {
+        self.template.as_deref()
+    }
+
     /// Whether the model has a chat template.
     pub fn has_template(&self) -> bool {
         self.template.is_some()

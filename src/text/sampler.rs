@@ -404,16 +404,28 @@ fn argmax(values: &[f32]) -> u32 {
 
 /// The model's own distribution: log(Σ exp(logit)), and the natural log-probabilities of the `k`
 /// likeliest tokens, likeliest first. No sampling filter is applied.
-pub fn logprobs(logits: &[f32], k: usize) -> (f64, Vec<(u32, f32)>) {
+pub fn logprobs(logits: &[f32], k: usize) -> (f64, Vec<(u32, f64)>) {
     let lse = logsumexp(logits);
-    let mut top: Vec<(f32, u32)> =
-        logits.iter().zip(0u32..).filter(|(l, _)| !l.is_nan()).map(|(&l, id)| (l, id)).collect();
-    if k < top.len() {
-        top.select_nth_unstable_by(k, order);
-        top.truncate(k);
+    let top = likeliest(logits, k);
+    (lse, top.into_iter().map(|(l, id)| (id, f64::from(l) - lse)).collect())
+}
+
+/// The `k` likeliest tokens in [`order`], without NaN. Few of many are wanted, so hardly any enters the list.
+fn likeliest(logits: &[f32], k: usize) -> Vec<(f32, u32)> {
+    let k = k.min(logits.len());
+    let mut top: Vec<(f32, u32)> = Vec::with_capacity(k);
+    for (&l, id) in logits.iter().zip(0u32..) {
+        let full = top.len() == k;
+        if l.is_nan() || (full && top.last().is_none_or(|last| l < last.0)) {
+            continue;
+        }
+        let at = top.partition_point(|other| order(other, &(l, id)).is_lt());
+        if at < k {
+            top.truncate(k - 1);
+            top.insert(at, (l, id));
+        }
     }
-    top.sort_unstable_by(order);
-    (lse, top.into_iter().map(|(l, id)| (id, (l as f64 - lse) as f32)).collect())
+    top
 }
 
 /// The natural log-probability of token `id` under `logits`.

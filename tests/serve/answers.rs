@@ -235,6 +235,16 @@ fn other_endpoints_answer() {
     assert_eq!((&tokens["tokens"], &tokens["count"]), (&json!([97, 98]), &json!(2)));
     let text = caller.post("/detokenize", &json!({ "tokens": [97, 98] })).ok();
     assert_eq!(text["content"], "97 98 ");
+    let none = caller.get("/tokenizer_info").ok();
+    assert_eq!(
+        (&none["eos_token"], &none["chat_template"], &none["model_max_length"]),
+        (&Value::Null, &Value::Null, &json!(256))
+    );
+    let spelling =
+        World { spells: true, template: Some("{{ messages[0].content }}"), ..World::default() }.serve();
+    let info = spelling.caller().get("/tokenizer_info").ok();
+    assert!(info["tokenizer_class"].is_string(), "{info}");
+    assert_eq!(info["chat_template"], "{{ messages[0].content }}");
     caller.complete(&json!({ "prompt": "ab", "max_tokens": 3 })).ok();
     // The engine tells its numbers behind the step that gave the last token.
     served.wait_until_free();

@@ -117,7 +117,6 @@ fn a_constraint_that_is_not_kept_is_refused() {
         (TEXT, text(json!({ "grammar": "root ::= \"a\"" })), "grammar"),
         (TEXT, text(json!({ "structured_outputs": { "regex": "a" } })), "structured_outputs"),
         (CHAT, chat(json!({ "modalities": ["text", "audio"] })), "modalities"),
-        (TEXT, text(json!({ "echo": true, "logprobs": 1 })), "echo"),
     ] {
         let error = served.caller().post(path, &body).error(400);
         assert_eq!((&error["param"], &error["code"]), (&json!(param), &json!("unsupported_value")), "{body}");

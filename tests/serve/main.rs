@@ -2,12 +2,17 @@
 
 mod answers;
 mod connections;
+mod cors;
 mod errors;
+mod fairness;
 mod forms;
 mod harmony;
 mod lifecycle;
+mod lm_eval;
 mod openai;
 mod page;
+mod prompts;
+mod schemathesis;
 mod scores;
 #[path = "../support/mod.rs"]
 mod support;

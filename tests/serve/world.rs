@@ -43,6 +43,12 @@ impl Gate {
         self.0.1.notify_all();
     }
 
+    /// Lets steps pass until there were `n`.
+    pub fn allow(&self, n: usize) {
+        self.0.0.lock().unwrap().allowed = Some(n);
+        self.0.1.notify_all();
+    }
+
     /// The next step panics.
     pub fn break_down(&self) {
         self.0.0.lock().unwrap().panics = true;
@@ -166,7 +172,7 @@ impl World {
 }
 
 /// A tiny model with a context for spelled texts.
-fn long_model() -> tandem::model::LoadedModel {
+pub fn long_model() -> tandem::model::LoadedModel {
     let config = include_str!("../../specs/tiny-llama.json");
     let mut config: Value = serde_json::from_str(config).unwrap();
     config["max_position_embeddings"] = 8192.into();
@@ -264,9 +270,14 @@ impl Served {
 
     /// A connection, with a request already sent.
     pub fn send(&self, path: &str, body: &Value) -> TcpStream {
+        self.send_with(path, body, "")
+    }
+
+    /// The same, with more lines of its head.
+    pub fn send_with(&self, path: &str, body: &Value, more: &str) -> TcpStream {
         let stream = self.connect();
         let text = body.to_string();
-        let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n");
+        let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{more}");
         let length = format!("Content-Length: {}\r\n\r\n{text}", text.len());
         (&stream).write_all(format!("{head}{length}").as_bytes()).unwrap();
         stream
@@ -295,6 +306,16 @@ impl Served {
             seen.push(line);
         }
         panic!("no line with {part:?} in the log: {seen:#?}");
+    }
+
+    /// Waits until something is so.
+    #[track_caller]
+    pub fn wait_until(&self, is_so: impl Fn() -> bool) {
+        let until = Instant::now() + PATIENCE;
+        while !is_so() {
+            assert!(Instant::now() < until, "it does not come to that");
+            std::thread::yield_now();
+        }
     }
 
     /// Waits until the engine has no request and no page is in use.

@@ -207,7 +207,7 @@ impl Run {
                         self.trips[flight.index].token(now, flight.side.unwrap_or(first));
                         made += 1;
                     }
-                    Event::Cached(_) => {}
+                    Event::Cached(_) | Event::Prompt(_) => {}
                     Event::End(how) => ended.push((id, how)),
                 }
             }

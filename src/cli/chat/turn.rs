@@ -122,8 +122,7 @@ pub fn run(
         sampling: settings.params.clone(),
         max_tokens: settings.max_tokens.unwrap_or(requests.engine().context()),
         ending,
-        logprobs: None,
-        constraint: None,
+        ..Request::default()
     };
     let began = Instant::now();
     let (id, events) = requests.submit(request)?;
@@ -140,6 +139,7 @@ pub fn run(
         for event in events.try_iter() {
             match event {
                 Event::Cached(n) => cached = n,
+                Event::Prompt(_) => {}
                 Event::Token(mut token) => {
                     if let Some(told) = &mut told {
                         token.text = told.push(token.id, &token.text);

@@ -13,6 +13,9 @@ use crate::cli::sampling::{SamplingArgs, random_seed};
 /// Most bytes of a line, far more than a request of any context needs.
 const LONGEST: usize = 16 << 20;
 
+/// Most likely tokens beside each token of a prompt, as many as `--logprobs` gives beside those of an answer.
+const MOST_LOGPROBS: i64 = 1000;
+
 /// The text to continue or answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ask {
@@ -83,6 +86,8 @@ pub struct Line {
     pub limits: Limits,
     /// Texts that end the answer, instead of the command line's.
     pub stop: Option<Vec<String>>,
+    /// Log-probabilities of the prompt's tokens, and of so many likely ones beside each.
+    pub prompt_logprobs: Option<usize>,
 }
 
 /// A line that is no request: its number, its id if readable, and the reason.
@@ -164,6 +169,7 @@ fn request(
     let template = fields.template()?;
     let stop = fields.texts("stop")?;
     let limits = fields.limits()?;
+    let prompt_logprobs = fields.prompt_logprobs()?;
     let (sampling, own_seed) = fields.sampling(base)?;
     let most = fields.one_of(&["max_completion_tokens", "max_tokens", "n_predict"])?;
     let max_tokens = fields.whole(most, 0, i64::from(u32::MAX))?.map(|n| n as usize);
@@ -185,7 +191,19 @@ fn request(
              repetition_penalty, presence_penalty, frequency_penalty, seed, stop and others (docs/requests.md)",
             name.chars().take(60).collect::<String>()
         )),
-        None => Ok(Line { number, id, ask, raw, template, max_tokens, sampling, own_seed, limits, stop }),
+        None => Ok(Line {
+            number,
+            id,
+            ask,
+            raw,
+            template,
+            max_tokens,
+            sampling,
+            own_seed,
+            limits,
+            stop,
+            prompt_logprobs,
+        }),
     }
 }
 
@@ -299,6 +317,15 @@ impl Fields<'_> {
             keep_stop: self.flag("include_stop_str_in_output")?.unwrap_or(false),
             show_special: !self.flag("skip_special_tokens")?.unwrap_or(true),
         })
+    }
+
+    /// A number, as in vLLM; or false, which asks for nothing.
+    fn prompt_logprobs(&mut self) -> Result<Option<usize>, String> {
+        if self.0.get("prompt_logprobs") == Some(&Value::Bool(false)) {
+            self.0.remove("prompt_logprobs");
+        }
+        let k = self.whole("prompt_logprobs", 0, MOST_LOGPROBS)?;
+        Ok(k.map(|k| k as usize))
     }
 
     /// `{"id": bias}`.
@@ -479,6 +506,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!((line.id, line.ask), (Some("a".into()), Ask::Text("hi".into())));
+        assert_eq!(line.prompt_logprobs, None);
         assert_eq!((line.max_tokens, line.raw, line.stop), (Some(7), None, Some(vec!["x".to_owned()])));
         let s = line.sampling;
         assert_eq!((s.temp, s.top_p, s.top_k, s.seed), (Some(0.0), Some(0.5), Some(0), Some(3)));
@@ -495,7 +523,10 @@ mod tests {
         assert_eq!(said, [("system", "s".to_owned()), ("user", "hi".to_owned())]);
         assert_eq!(line.max_tokens, Some(9));
         assert_eq!(line.sampling.temp, Some(0.25), "the command line's");
-        let line = one(r#"{"custom_id":1,"url":"/v1/completions","body":{"prompt":[3,5]}}"#).unwrap();
+        let line =
+            one(r#"{"custom_id":1,"url":"/v1/completions","body":{"prompt":[3,5],"prompt_logprobs":2}}"#)
+                .unwrap();
+        assert_eq!(line.prompt_logprobs, Some(2));
         assert_eq!((line.ask, line.raw, line.id), (Ask::Tokens(vec![3, 5]), Some(true), Some(1.into())));
     }
 
@@ -613,6 +644,8 @@ mod tests {
             (r#"{"messages":[{"role":"user","content":[{"type":"image_url"}]}]}"#, "the content is no text"),
             (r#"{"prompt":"a","max_tokens":-1}"#, "max_tokens: -1, a whole number from 0"),
             (r#"{"prompt":"a","seed":-2}"#, "seed: -2, a whole number from 0"),
+            (r#"{"prompt":"a","prompt_logprobs":-1}"#, "prompt_logprobs: -1, a whole number from 0"),
+            (r#"{"prompt":"a","prompt_logprobs":true}"#, "prompt_logprobs: true, a whole number from 0"),
             (r#"{"prompt":"a","logprobs":5}"#, "logprobs: 5, only false or 0 can be"),
             (
                 r#"{"prompt":"a","response_format":{"type":"json_object"}}"#,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use serde_json::{Value, json};
-use tandem::engine::{Event, Finish, Request, Token};
+use tandem::engine::{Event, Finish, Logprobs, Request, Token};
 use tandem::open::{Model, Needs, Scheduled};
 use tandem::sched::Targets;
 use tandem::text::{Chat, Constraint, Conversation, Ending, Message, SamplerParams, Tokenizer, Told};
@@ -39,12 +39,14 @@ struct Wanted {
     ending: Ending,
     /// How its answer is shown, if it comes in channels.
     told: Option<Told>,
+    prompt_logprobs: Option<usize>,
 }
 
 impl Asked {
-    /// What is to run, unless it cannot or asks for no token.
+    /// What is to run, unless it cannot or asks for nothing.
     fn to_run(&self) -> Option<&Wanted> {
-        self.wanted.as_ref().ok().filter(|wanted| wanted.max_tokens > 0)
+        let asks = |wanted: &&Wanted| wanted.max_tokens > 0 || wanted.prompt_logprobs.is_some();
+        self.wanted.as_ref().ok().filter(asks)
     }
 }
 
@@ -82,7 +84,7 @@ pub fn run(args: &Args, file: &Path) -> anyhow::Result<()> {
                 failures.add(asked, why);
                 results.put(index, &failed(index, asked, why))?;
             }
-            Ok(wanted) if wanted.max_tokens == 0 => results.put(index, &nothing(index, asked, wanted))?,
+            Ok(wanted) if asked.to_run().is_none() => results.put(index, &nothing(index, asked, wanted))?,
             Ok(_) => {}
         }
     }
@@ -164,7 +166,8 @@ fn prepare(
                     ending.min_tokens
                 )));
             }
-            Ok(Wanted { prompt, sampling: sampling.params, max_tokens, ending, told: None })
+            let (prompt_logprobs, told) = (line.prompt_logprobs, None);
+            Ok(Wanted { prompt, sampling: sampling.params, max_tokens, ending, told, prompt_logprobs })
         });
         all.push(Asked { number: line.number, id: line.id, wanted: wanted.map_err(|e| worded(&e)) });
     }
@@ -284,6 +287,8 @@ fn spellings(word: &str, tokenizer: &Tokenizer) -> Outcome<Vec<Vec<u32>>> {
 struct Flight {
     index: usize,
     events: Receiver<Event>,
+    /// Of the prompt's tokens from the second on.
+    scores: Vec<Logprobs>,
     answer: Vec<Token>,
     /// The time of its first token.
     first: Option<f64>,
@@ -303,6 +308,7 @@ impl Flight {
                     self.answer.push(token);
                 }
                 Event::Cached(_) => {}
+                Event::Prompt(scores) => self.scores.extend(scores),
                 Event::End(how) => {
                     if let (Some(told), Some(last)) = (&mut self.told, self.answer.last_mut()) {
                         last.text += &told.finish();
@@ -353,12 +359,14 @@ fn generate(
                 max_tokens: wanted.max_tokens,
                 ending: wanted.ending.clone(),
                 logprobs: args.logprobs.map(|k| k as usize),
+                prompt_logprobs: wanted.prompt_logprobs,
                 constraint: constraint.clone(),
+                ..Request::default()
             };
             match requests.submit(request) {
                 Ok((_, events)) => {
-                    let (answer, told) = (Vec::new(), wanted.told.clone());
-                    flights.push(Flight { index, events, answer, first: None, told });
+                    let (scores, answer, told) = (Vec::new(), Vec::new(), wanted.told.clone());
+                    flights.push(Flight { index, events, scores, answer, first: None, told });
                 }
                 Err(e) => {
                     done += 1;
@@ -453,6 +461,10 @@ fn finished(flight: &Flight, asked: &Asked, how: &Finish, now: f64, time: &str) 
     line.insert("text".into(), json!(text));
     line.insert("finish_reason".into(), json!(if *how == Finish::Length { "length" } else { "stop" }));
     line.insert("prompt_tokens".into(), json!(prompt));
+    if let Some(wanted) = asked.wanted.as_ref().ok().filter(|w| w.prompt_logprobs.is_some()) {
+        let scores = results::prompt_logprobs(&wanted.prompt, &flight.scores);
+        line.insert("prompt_logprobs".into(), scores);
+    }
     line.insert("completion_tokens".into(), json!(answer.len()));
     line.insert("tokens".into(), json!(answer.iter().map(|token| token.id).collect::<Vec<_>>()));
     if answer.iter().any(|token| token.logprobs.is_some()) {

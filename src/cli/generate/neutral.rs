@@ -36,14 +36,13 @@ pub const NO_EFFECT: [&str; 27] = [
 ];
 
 /// Fields that cannot be had, each with the values, as JSON, at which they change nothing.
-pub const NEUTRAL: [(&str, &[&str]); 51] = [
+pub const NEUTRAL: [(&str, &[&str]); 50] = [
     ("n", &["1"]),
     ("best_of", &["1"]),
     ("stream", &["false"]),
     ("echo", &["false"]),
     ("logprobs", &["false", "0"]),
     ("top_logprobs", &["0"]),
-    ("prompt_logprobs", &["false"]),
     ("response_format", &[r#"{"type":"text"}"#]),
     ("tool_choice", &[r#""none""#, r#""auto""#]),
     ("functions", &["[]"]),

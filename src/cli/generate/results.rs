@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use tandem::atomic_file;
-use tandem::engine::Token;
+use tandem::engine::{Logprobs, Token};
 
 use crate::cli::output;
 
@@ -67,12 +67,18 @@ impl<'a> Results<'a> {
 
 /// The log-probabilities of an answer's tokens, for JSON.
 pub fn logprobs(answer: &[Token]) -> Value {
-    let of = |token: &Token| {
-        let own = token.logprobs.as_ref()?;
-        let top: Vec<_> = own.top.iter().map(|(id, p)| json!([id, p])).collect();
-        Some(json!({ "id": token.id, "logprob": own.token, "top": top }))
-    };
-    answer.iter().filter_map(of).collect()
+    answer.iter().filter_map(|token| Some(of_token(token.id, token.logprobs.as_ref()?))).collect()
+}
+
+/// The log-probabilities of a prompt's tokens, for JSON: null of the first, which follows nothing.
+pub fn prompt_logprobs(prompt: &[u32], scores: &[Logprobs]) -> Value {
+    let rest = prompt.iter().skip(1).zip(scores).map(|(&id, own)| of_token(id, own));
+    std::iter::once(Value::Null).chain(rest).collect()
+}
+
+fn of_token(id: u32, own: &Logprobs) -> Value {
+    let top: Vec<_> = own.top.iter().map(|(id, p)| json!([id, p])).collect();
+    json!({ "id": id, "logprob": own.token, "top": top })
 }
 
 #[cfg(test)]

@@ -14,11 +14,11 @@ use std::sync::Arc;
 
 use super::super::outcome::Outcome;
 use super::super::sequences::NOT_NUMBERS;
-use super::{Batcher, Event, Finish, Live, Logprobs, StepReport, Token};
+use super::{Batcher, Event, Finish, Live, Logprobs, StepReport, Token, scores};
 use crate::cache::{KvGeometry, PAGE_TOKENS};
 use crate::program::{Flow, Group, Iteration, Kv, PageMove, Phase, RequestId, Side, SubBatch, Wants};
 use crate::sched::{Decision, Observed};
-use crate::text::{NO_TOKEN_LEFT, logprobs};
+use crate::text::NO_TOKEN_LEFT;
 use crate::{Error, Result};
 
 /// Whole requests that change sides.
@@ -59,6 +59,7 @@ impl Batcher {
         self.keep_moves(&mut iteration, &mut swaps);
         self.begin_with_kept(&mut iteration, &mut done);
         self.fit_staging(&mut iteration);
+        self.want_scores(&mut iteration);
         if iteration.flow == Flow::Async && !self.engine.overlaps() {
             // There is no device, or a layer changes sides within its products.
             iteration.flow = Flow::Serial;
@@ -117,6 +118,10 @@ impl Batcher {
         let groups = iteration.sub_batches.iter_mut().flat_map(|b| &mut b.groups);
         for group in groups.filter(|g| g.phase == Phase::Prefill && g.first == 0) {
             let Some(live) = self.live.get_mut(&group.request) else { continue };
+            if live.prompt_logprobs.is_some() {
+                // What was kept has no logits.
+                continue;
+            }
             let prompt = live.tokens.len();
             live.chain = self.engine.begin_with(group.request, &live.tokens[..prompt - 1]);
             let cached = live.chain.pages() * PAGE_TOKENS;
@@ -265,11 +270,14 @@ impl Batcher {
     /// on the device where any row has a use for it.
     fn want_results(&self, iteration: &mut Iteration) {
         let is_async = iteration.flow == Flow::Async;
-        let wanted = iteration.sub_batches.iter().flat_map(|b| &b.groups).filter(|g| g.wants == Wants::Last);
+        let groups = || iteration.sub_batches.iter().flat_map(|b| &b.groups);
+        let wanted = groups().filter(|g| g.wants == Wants::Last);
         let rows: Vec<&Live> = wanted.filter_map(|g| self.live.get(&g.request)).collect();
+        let no_scores = groups().all(|g| g.wants != Wants::All);
         let parked = if is_async { self.engine.cohorts() } else { Vec::new() };
         let mut parked = parked.iter().flat_map(|(ids, _)| ids).filter_map(|id| self.live.get(id));
-        iteration.pick = rows.iter().copied().all(Live::is_greedy) && parked.all(Live::is_greedy);
+        iteration.pick =
+            no_scores && rows.iter().copied().all(Live::is_greedy) && parked.all(Live::is_greedy);
         iteration.top = !iteration.pick
             && !is_async
             && self.engine.gives_tops()
@@ -291,8 +299,26 @@ impl Batcher {
         }
         let groups = || iteration.sub_batches.iter().flat_map(|b| &b.groups);
         done.report.rows += groups().map(|g| g.tokens as usize).sum::<usize>();
-        let mut rows: Vec<(RequestId, usize)> =
-            groups().filter(|g| g.wants == Wants::Last).map(|g| g.request).zip(0..).collect();
+        let (mut rows, mut scored) = (Vec::new(), Vec::new());
+        let mut row = 0;
+        for group in groups() {
+            let first = row;
+            row += group.wanted() as usize;
+            match group.wants {
+                Wants::Nothing => {}
+                Wants::Last => rows.push((group.request, first)),
+                Wants::All => scored.push((*group, first)),
+            }
+        }
+        for (group, first) in scored {
+            match self.score(&group, first) {
+                Ok(()) if group.end() as usize == self.live[&group.request].tokens.len() => {
+                    rows.push((group.request, first + group.tokens as usize - 1));
+                }
+                Ok(()) => {}
+                Err(error) => done.failed.push((group.request, error)),
+            }
+        }
         let ended =
             cohorts.iter().filter_map(|c| Some(c.groups.iter().map(|g| g.request).zip(c.rows.clone()?)));
         rows.extend(ended.flatten());
@@ -431,12 +457,9 @@ fn keep(iteration: &mut Iteration, mut keep: impl FnMut(&Group) -> bool) {
 /// A token with its log-probabilities.
 type Drawn = (u32, Option<Box<Logprobs>>);
 
-/// The next token of a request, by its sampler. A score of minus infinity only excludes its token.
+/// The next token of a request, by its sampler.
 fn sample(live: &mut Live, logits: &mut [f32]) -> Result<Drawn> {
-    let usable = logits.iter().all(|&x| x < f32::INFINITY) && logits.iter().any(|x| x.is_finite());
-    if !usable {
-        return Err(Error::Run(NOT_NUMBERS.into()));
-    }
+    scores::check(logits)?;
     let nothing = || Error::Run(NO_TOKEN_LEFT.into());
     let mut choose = |logits: &mut [f32]| {
         if let Some(held) = &mut live.held {
@@ -447,9 +470,7 @@ fn sample(live: &mut Live, logits: &mut [f32]) -> Result<Drawn> {
     let Some(k) = live.logprobs else {
         return Ok((choose(logits)?, None));
     };
-    let (lse, top) = logprobs(logits, k);
     let raw = logits.to_vec();
     let token = choose(logits)?;
-    let own = f64::from(raw[token as usize]) - lse;
-    Ok((token, Some(Box::new(Logprobs { token: own, top }))))
+    Ok((token, Some(Box::new(Logprobs::of(&raw, token, k)?))))
 }

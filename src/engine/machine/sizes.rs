@@ -12,6 +12,7 @@ use crate::device::{
 };
 use crate::engine::kv::{Pager, Sides};
 use crate::engine::memory::Memory;
+use crate::engine::options::LOGIT_ROWS;
 use crate::engine::options::Options;
 use crate::engine::prepare::{Prepared, Units};
 use crate::engine::weights::{
@@ -22,9 +23,6 @@ use crate::model::{ModelSpec, Weights};
 use crate::program::{Far, LayerPlacement, Phase, Placement, Policy, Residence, Side, Sublayer};
 use crate::simd::linear;
 use crate::{Error, Result};
-
-/// Rows of logits reserved on the device for a step, beyond one per sequence.
-const LOGIT_ROWS: usize = 64;
 
 /// Bytes that an allocation occupies.
 pub(super) fn rounded(bytes: usize) -> u64 {

@@ -83,7 +83,7 @@ impl<D: FnMut(Delivery) -> bool> Ends<D> {
         match &delivery {
             Delivery::Accepted(id) => drop(self.id.set(*id)),
             Delivery::Refused(_) | Delivery::Event(Event::End(_)) => self.over.store(true, Ordering::Relaxed),
-            Delivery::Event(Event::Cached(_) | Event::Token(_)) => {}
+            Delivery::Event(Event::Cached(_) | Event::Prompt(_) | Event::Token(_)) => {}
         }
         (self.deliver)(delivery)
     }

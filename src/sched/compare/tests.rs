@@ -1,4 +1,4 @@
-use super::super::queues::RequestView;
+use super::super::view::RequestView;
 use super::*;
 use crate::model::synth;
 use crate::plan::{Predictor, Sizes, hardware};

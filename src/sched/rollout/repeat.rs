@@ -8,9 +8,9 @@
 use super::super::learn::Learned;
 use super::super::pipeline::AGE;
 use super::super::predict::Predict;
-use super::super::queues::RequestView;
 use super::super::rows::Load;
 use super::super::strategy::Limits;
+use super::super::view::RequestView;
 use super::{Rollout, mode};
 use crate::program::{Flow, Group, Iteration, Kv, Phase, RequestId, Side};
 

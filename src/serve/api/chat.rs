@@ -7,10 +7,11 @@ use axum::response::Response;
 
 use crate::Error;
 use crate::serve::app::App;
-use crate::serve::complete::{Asked, answer, apart, check_length, places};
+use crate::serve::complete::{Asked, answer, apart, check_length};
 use crate::serve::error::ApiError;
 use crate::serve::fields::{Chat, Common};
 use crate::serve::form::Form;
+use crate::serve::places::Tenant;
 use crate::serve::record::Record;
 use crate::serve::settings::{Settings, out_of_range};
 use crate::serve::wanted::Wanted;
@@ -30,6 +31,7 @@ pub(super) async fn run(State(app): State<Arc<App>>, request: Request) -> Respon
 
 async fn asked(app: &Arc<App>, request: Request) -> Result<Asked, ApiError> {
     let loaded = app.ready()?;
+    let tenant = Tenant::of(&request);
     let bytes = body::read(app, request).await?;
     let (fields, mut common): (Chat, Common) = (bytes.parse()?, bytes.parse()?);
     drop(bytes);
@@ -44,7 +46,7 @@ async fn asked(app: &Arc<App>, request: Request) -> Result<Asked, ApiError> {
     let wanted = Wanted::content(common.response_format.as_ref())?.with_tools(&fields, chat)?;
     let mut settings = Settings::of(common, &loaded.model, || app.seed())?;
     let conversation = conversation::of(&fields, wanted.has_tools(), chat)?;
-    let places = places(loaded, 1, settings.n, "n")?;
+    let places = loaded.places.take(tenant, settings.n, "n")?;
     let prepared = apart(app, move |model| {
         let chat = &model.chat;
         let tokens = chat.answers(vec![conversation]).tokens.remove(0).map_err(|e| match e {
@@ -65,7 +67,17 @@ async fn asked(app: &Arc<App>, request: Request) -> Result<Asked, ApiError> {
     }
     let prompts = vec![prompt];
     check_length(&prompts, loaded.model.context, "messages")?;
-    Ok(Asked { form: Form::Chat, settings, prompts, logprobs, constraint, reading, echo: None, places })
+    Ok(Asked {
+        form: Form::Chat,
+        settings,
+        prompts,
+        logprobs,
+        constraint,
+        reading,
+        echo: None,
+        tenant,
+        places,
+    })
 }
 
 fn logprobs(fields: &Chat) -> Result<Option<usize>, ApiError> {

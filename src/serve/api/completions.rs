@@ -7,11 +7,12 @@ use axum::response::Response;
 
 use crate::serve::app::App;
 use crate::serve::body;
-use crate::serve::complete::{Asked, answer, apart, check_length, places};
+use crate::serve::complete::{Asked, answer, apart, check_length};
 use crate::serve::error::ApiError;
 use crate::serve::fields::{Common, Completion, Prompt};
 use crate::serve::form::Form;
 use crate::serve::model::Model;
+use crate::serve::places::Tenant;
 use crate::serve::record::Record;
 use crate::serve::settings::{Settings, out_of_range};
 use crate::serve::wanted::Wanted;
@@ -32,6 +33,7 @@ pub(super) async fn run(State(app): State<Arc<App>>, request: Request) -> Respon
 
 async fn asked(app: &Arc<App>, request: Request) -> Result<Asked, ApiError> {
     let loaded = app.ready()?;
+    let tenant = Tenant::of(&request);
     let bytes = body::read(app, request).await?;
     let (fields, mut common): (Completion, Common) = (bytes.parse()?, bytes.parse()?);
     drop(bytes);
@@ -47,30 +49,28 @@ async fn asked(app: &Arc<App>, request: Request) -> Result<Asked, ApiError> {
         return Err(out_of_range("logprobs", "at most 20"));
     }
     let echo = fields.echo.unwrap_or(false);
-    if echo && logprobs.is_some() {
-        let why = "log-probabilities of the prompt are not supported yet; leave out logprobs or echo";
-        return Err(ApiError::unsupported("echo", why));
-    }
     let wanted = Wanted::content(common.response_format.as_ref())?;
     let mut settings = Settings::of(common, &loaded.model, || app.seed())?;
     let prompts = several(fields.prompt);
     if prompts.is_empty() {
         return Err(out_of_range("prompt", "at least one prompt"));
     }
-    let places = places(loaded, prompts.len(), settings.n, if settings.n > 1 { "n" } else { "prompt" })?;
+    let answers = prompts.len().saturating_mul(settings.n);
+    let places = loaded.places.take(tenant, answers, if settings.n > 1 { "n" } else { "prompt" })?;
     let prepare = move |model: &Model| {
         let prepared = prompts.into_iter().map(|one| prepare(model, one, echo));
         let prepared: Vec<(Vec<u32>, String)> = prepared.collect::<Result<_, _>>()?;
         Ok((prepared, wanted.prepare(model, (false, false), None)?))
     };
-    let (prepared, (constraint, reading)) = apart(app, prepare).await?;
+    let (prepared, (constraint, mut reading)) = apart(app, prepare).await?;
+    reading.lists = true;
     if constraint.is_some() {
         settings.ending.shown = loaded.model.chat.markers();
     }
     let (prompts, texts): (Vec<_>, Vec<_>) = prepared.into_iter().unzip();
     check_length(&prompts, loaded.model.context, "prompt")?;
     let echo = echo.then_some(texts);
-    Ok(Asked { form: Form::Text, settings, prompts, logprobs, constraint, reading, echo, places })
+    Ok(Asked { form: Form::Text, settings, prompts, logprobs, constraint, reading, echo, tenant, places })
 }
 
 /// One of the prompts.

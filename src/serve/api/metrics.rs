@@ -7,7 +7,6 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 
 use crate::serve::app::App;
-use crate::serve::model::Loaded;
 
 pub(super) const PATH: &str = "/metrics";
 
@@ -17,7 +16,6 @@ pub(super) async fn run(State(app): State<Arc<App>>) -> impl IntoResponse {
 
 fn text(app: &App) -> String {
     let loaded = app.loaded.get();
-    let taken = |l: &Loaded| l.most - l.places.available_permits();
-    let engine = loaded.map(|l| (l.model.client.status(), taken(l), l.model.placement.as_str()));
+    let engine = loaded.map(|l| (l.model.client.status(), l.places.taken(), l.model.placement.as_str()));
     app.metrics.text(loaded.is_some() && !app.is_draining(), app.started, engine)
 }

@@ -2,6 +2,7 @@
 
 mod chat;
 mod completions;
+mod cors;
 mod health;
 mod metrics;
 mod models;
@@ -9,6 +10,7 @@ mod openapi;
 mod page;
 mod status;
 mod tokenize;
+mod tokenizer_info;
 
 use std::sync::Arc;
 
@@ -21,13 +23,14 @@ use axum::routing::{get, post};
 
 use super::app::App;
 use super::error::ApiError;
+use super::places::Tenant;
 
 /// Paths that need no key: whether the server is there, what it serves, how it is asked, and the page, which asks for a key.
 const PUBLIC: [&str; 5] = [health::PATH, models::PATH, models::ONE, openapi::PATH, page::PATH];
 /// Paths whose requests are written to the log with their tokens.
 const RECORDED: [&str; 2] = [chat::PATH, completions::PATH];
 /// All of them, for metrics.
-const PATHS: [&str; 11] = [
+const PATHS: [&str; 12] = [
     page::PATH,
     chat::PATH,
     completions::PATH,
@@ -39,6 +42,7 @@ const PATHS: [&str; 11] = [
     openapi::PATH,
     tokenize::PATH,
     tokenize::BACK,
+    tokenizer_info::PATH,
 ];
 
 /// Characters of an unknown path in the log.
@@ -58,9 +62,11 @@ pub(super) fn routes(app: Arc<App>) -> Router {
         .route(openapi::PATH, get(openapi::run))
         .route(tokenize::PATH, post(tokenize::run))
         .route(tokenize::BACK, post(tokenize::back))
+        .route(tokenizer_info::PATH, get(tokenizer_info::run))
         .method_not_allowed_fallback(wrong_method)
         .fallback(nothing)
         .layer(middleware::from_fn_with_state(app.clone(), guard))
+        .layer(middleware::from_fn_with_state(app.clone(), cors::allow))
         .with_state(app)
 }
 
@@ -75,7 +81,7 @@ async fn wrong_method(method: Method) -> ApiError {
 }
 
 /// Lets in who has a key, and writes the log of requests that do not write their own.
-async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let begun = std::time::Instant::now();
     let matched = request.extensions().get::<MatchedPath>();
     let path = matched.and_then(|m| PATHS.into_iter().find(|path| *path == m.as_str())).unwrap_or("other");
@@ -85,7 +91,9 @@ async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
         "other" => request.uri().path().chars().take(LONGEST).collect(),
         path => path.to_owned(),
     };
-    let admitted = PUBLIC.contains(&path) || app.options.keys.admit(request.headers());
+    let key = app.options.keys.admit(request.headers());
+    request.extensions_mut().insert(Tenant(key.unwrap_or_default()));
+    let admitted = PUBLIC.contains(&path) || key.is_some();
     if admitted && RECORDED.contains(&path) && method == Method::POST {
         return next.run(request).await;
     }

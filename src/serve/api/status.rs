@@ -45,8 +45,8 @@ fn engine(to: &mut Value, loaded: &Loaded) {
     to["requests"] = json!({
         "running": running,
         "waiting": waiting,
-        "places_taken": loaded.most - loaded.places.available_permits(),
-        "places": loaded.most,
+        "places_taken": loaded.places.taken(),
+        "places": loaded.places.most(),
     });
     to["model"] = json!({
         "context": model.context,

@@ -61,6 +61,37 @@ fn timeless(mut result: Value) -> Value {
     result
 }
 
+/// A prompt's tokens have the log-probabilities that they had as an answer.
+#[test]
+fn prompts_are_scored_as_answers_are() {
+    let home = tempfile::tempdir().unwrap();
+    let (home, model) = (home.path(), model(home.path()));
+    let prompt: Vec<u32> = (0..70).map(|i| i * 5 % 400).collect();
+    let file =
+        write(home, &[json!({"prompt": prompt, "max_tokens": 20, "temperature": 0, "ignore_eos": true})]);
+    let (answers, _) = many(home, &model, &file, &["--logprobs", "3"]);
+    let tokens: Vec<u32> = serde_json::from_value(answers[0]["tokens"].clone()).unwrap();
+    let whole = [prompt.clone(), tokens].concat();
+    let lines = [
+        json!({"prompt": whole, "max_tokens": 0, "prompt_logprobs": 3}),
+        json!({"prompt": whole, "max_tokens": 0}),
+        json!({"prompt": whole, "max_tokens": 2, "prompt_logprobs": 0}),
+        json!({"prompt": [7], "max_tokens": 0, "prompt_logprobs": 1}),
+    ];
+    let (scored, _) = many(home, &model, &write(home, &lines), &[]);
+    let scores = scored[0]["prompt_logprobs"].as_array().unwrap();
+    assert_eq!((scores.len(), &scores[0]), (whole.len(), &Value::Null));
+    assert_eq!(scores[prompt.len()..], *answers[0]["logprobs"].as_array().unwrap());
+    assert!((1..whole.len()).all(|i| scores[i]["id"] == whole[i]));
+    assert_eq!(scored[1].get("prompt_logprobs"), None);
+    let bare = scored[2]["prompt_logprobs"].as_array().unwrap();
+    assert!(
+        (1..whole.len()).all(|i| bare[i]["logprob"] == scores[i]["logprob"] && bare[i]["top"] == json!([]))
+    );
+    assert_eq!(scored[2]["completion_tokens"], 2);
+    assert_eq!(scored[3]["prompt_logprobs"], json!([null]));
+}
+
 #[test]
 fn each_answer_is_that_of_running_alone() {
     let home = tempfile::tempdir().unwrap();

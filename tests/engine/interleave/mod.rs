@@ -119,8 +119,7 @@ fn request(i: usize, vocab: usize) -> Request {
         sampling,
         max_tokens: [6, 2, 9, 1, 14][i % 5],
         ending: Ending::at(vec![(i * 7 % vocab) as u32]),
-        logprobs: None,
-        constraint: None,
+        ..Request::default()
     }
 }
 
@@ -179,7 +178,7 @@ impl Sent {
             match event {
                 _ if self.end.is_some() => return Err(format!("{event:?} behind the end of {:?}", self.id)),
                 Event::Token(t) => self.tokens.push(t.id),
-                Event::Cached(_) => {}
+                Event::Cached(_) | Event::Prompt(_) => {}
                 Event::End(how) => self.end = Some(how),
             }
         }

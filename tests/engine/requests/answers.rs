@@ -14,7 +14,7 @@ fn answer(all: &mut Batcher, request: Request) -> (Vec<Token>, Finish) {
     for event in events {
         match event {
             Event::Token(token) => tokens.push(token),
-            Event::Cached(_) => {}
+            Event::Cached(_) | Event::Prompt(_) => {}
             Event::End(how) => return (tokens, how),
         }
     }

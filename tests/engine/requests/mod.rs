@@ -7,6 +7,7 @@ mod lifecycle;
 mod numbers;
 mod prefixes;
 mod random;
+mod scores;
 mod service;
 mod streamed;
 mod world;

@@ -13,10 +13,10 @@ use tandem::tensor::{Bytes, DType, Tensor};
 use crate::support::gpu;
 
 /// A token whose embedding is not a number.
-const BAD: u32 = 5;
+pub const BAD: u32 = 5;
 
 /// A model with untied matrices, the embedding of [`BAD`] NaN, or the head's row of it.
-fn model(tensor: &str) -> LoadedModel {
+pub fn model(tensor: &str) -> LoadedModel {
     let mut m = load("synth:tiny-llama,dtype=f32,seed=3").unwrap();
     assert!(!m.spec.tied_head, "the embedding is not the head");
     let d = m.spec.d_model;

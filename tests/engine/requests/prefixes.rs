@@ -58,6 +58,7 @@ fn heard(events: &std::sync::mpsc::Receiver<Event>) -> Heard {
                 all.0 = n;
             }
             Event::Token(token) => all.1.push(token.id),
+            Event::Prompt(_) => {}
             Event::End(how) => all.2 = Some(how),
         }
     }

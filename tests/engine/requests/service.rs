@@ -378,7 +378,7 @@ fn heard(deliveries: &Receiver<Delivery>) -> (bool, Vec<u32>, Result<Finish, Err
         match delivery {
             Delivery::Accepted(_) => assert!(!std::mem::replace(&mut accepted, true) && tokens.is_empty()),
             Delivery::Refused(error) => end = Some(Err(error)),
-            Delivery::Event(Event::Cached(_)) => {}
+            Delivery::Event(Event::Cached(_) | Event::Prompt(_)) => {}
             Delivery::Event(Event::Token(token)) => tokens.push(token.id),
             Delivery::Event(Event::End(how)) => end = Some(Ok(how)),
         }

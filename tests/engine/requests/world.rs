@@ -79,7 +79,7 @@ pub fn drain(events: &Receiver<Event>) -> (Vec<u32>, Option<Finish>) {
         assert!(end.is_none(), "{event:?} behind the end");
         match event {
             Event::Token(t) => tokens.push(t.id),
-            Event::Cached(_) => {}
+            Event::Cached(_) | Event::Prompt(_) => {}
             Event::End(how) => end = Some(how),
         }
     }

@@ -65,7 +65,7 @@ fn serve(m: &LoadedModel, machine: &str, k: usize, pages: usize, strategy: &str)
         for event in events.try_iter() {
             match event {
                 Event::Token(token) => tokens.push(token.id),
-                Event::Cached(_) => {}
+                Event::Cached(_) | Event::Prompt(_) => {}
                 Event::End(how) => assert_eq!(how, Finish::Length),
             }
         }
