@@ -192,17 +192,19 @@ impl<'a> OpCosts<'a> {
     fn compute(&self, op: &Op, side: Side) -> f64 {
         let (costs, rows) = (self.costs, self.rows(op));
         let spec = &self.sizes.spec;
-        let product = |sublayer| {
+        let product_of = |sublayer, rows| {
             let layer = op.layer.expect("a product belongs to a layer") as usize;
             match self.stored() {
                 Some(stored) => costs.product_beside(side, layer, sublayer, rows, stored),
                 None => costs.product(side, layer, sublayer, rows),
             }
         };
+        let product = |sublayer| product_of(sublayer, rows);
         // Nearly all that a row multiplies in a feed-forward of experts is experts.
-        let of_experts = || {
+        let of_experts = |sublayers: &[Sublayer]| {
             let layer = op.layer.expect("experts belong to a layer") as usize;
-            self.sizes.part_of_experts(layer, side, op.work.device_experts, rows)
+            let all = |rows| sublayers.iter().map(|&s| product_of(s, rows)).sum();
+            self.sizes.seconds_of_experts(layer, side, op.work.device_experts, rows, all)
         };
         // A copy reads and writes as many bytes: half of both together.
         let halved = |read: u64, written: u64| (read + written).div_ceil(2);
@@ -229,9 +231,9 @@ impl<'a> OpCosts<'a> {
                 far + moved(2 * rows * self.partial_row(), rows * HALF * spec.q_dim() as u64)
             }
             Kind::OutProj => product(Sublayer::Out),
-            Kind::FfnUp { .. } => product(Sublayer::Up) * of_experts(),
-            Kind::FfnDown => product(Sublayer::Down) * of_experts(),
-            Kind::Experts => (product(Sublayer::Up) + product(Sublayer::Down)) * of_experts(),
+            Kind::FfnUp { .. } => of_experts(&[Sublayer::Up]),
+            Kind::FfnDown => of_experts(&[Sublayer::Down]),
+            Kind::Experts => of_experts(&[Sublayer::Up, Sublayer::Down]),
             Kind::AddShare => moved(2 * F32 * rows * spec.d_model as u64, F32 * rows * spec.d_model as u64),
             Kind::Head { .. } => match self.stored() {
                 Some(stored) => costs.head_beside(side, rows, stored),

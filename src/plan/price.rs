@@ -116,14 +116,16 @@ pub fn block(
     let mut t = block_time(costs, sizes, layer, policy, policy.side(Sublayer::Down), residents, &batch);
     if at.is_divided() {
         let rows = batch.rows();
-        let ffn = |side| -> f64 {
+        let ffn = |side, rows| -> f64 {
             let parts = [Sublayer::Up, Sublayer::Down].map(|s| costs.product(side, layer, s, rows));
             parts.iter().sum()
         };
-        let part = |side| ffn(side) * sizes.part_of_experts(layer, side, at.device_experts, rows);
+        let part = |side| {
+            sizes.seconds_of_experts(layer, side, at.device_experts, rows, |rows| ffn(side, rows))
+        };
         let ways = costs.transfer(Direction::ToHost, sizes.hidden(rows))
             + costs.transfer(Direction::ToDevice, 2 * sizes.hidden(rows));
-        t.compute += part(Side::Device).max(part(Side::Host) + ways) - ffn(Side::Device);
+        t.compute += part(Side::Device).max(part(Side::Host) + ways) - ffn(Side::Device, rows);
     }
     if spilled == 0 || at.kv == Side::Host || policy.attention() != Some(Side::Device) {
         return (t, None);

@@ -212,25 +212,31 @@ impl Sizes {
         self.blocks[layer].placed(at, experts)
     }
 
-    /// The part of a layer's experts that `side` has where the device has `device_experts` of them and the host the others: of their
-    /// bytes that `rows` rows read, or of these rows' products, whichever is more.
-    pub fn part_of_experts(&self, layer: usize, side: Side, device_experts: u16, rows: u64) -> f64 {
+    /// Seconds of `rows` rows' products with the experts of a layer that `side` has, where the device has `device_experts` of them and
+    /// the host the others; `all`: seconds of so many rows' products with all of them. 0 `device_experts`: the layer is not divided.
+    ///
+    /// Reading takes as long as for one row, times the experts that are read; multiplying, the share of the choices.
+    pub fn seconds_of_experts(
+        &self,
+        layer: usize,
+        side: Side,
+        device_experts: u16,
+        rows: u64,
+        all: impl Fn(u64) -> f64,
+    ) -> f64 {
         let Some(e) = self.spec.experts_of(layer).filter(|_| device_experts > 0 && rows > 0) else {
-            return 1.0;
+            return all(rows);
         };
         let (here, used) = (usize::from(device_experts).min(e.count), e.used as f64);
-        let of_device =
-            self.most_used.as_ref().map_or(used * share_of(device_experts, e.count), |uses| uses[here]);
+        let alike = used * share_of(device_experts, e.count);
+        let of_device = self.most_used.as_ref().map_or(alike, |uses| uses[here]);
         let (count, uses) = match side {
             Side::Device => (here, of_device),
             Side::Host => (e.count - here, used - of_device),
         };
-        let every = match &self.router {
-            None => e.distinct(rows),
-            Some(router) => e.count as f64 * router.of_layer(layer, rows),
-        };
         // Those of a side as likely as each other.
-        (model::distinct(count, uses, rows) / every).max(uses / used)
+        let read = all(1) * model::distinct(count, uses, rows) / used;
+        read.max(all(rows) * uses / used)
     }
 
     /// The mean over the blocks of what `of` gives for a block's window. It is asked once for each window that there is.
