@@ -120,9 +120,8 @@ pub fn block(
             let parts = [Sublayer::Up, Sublayer::Down].map(|s| costs.product(side, layer, s, rows));
             parts.iter().sum()
         };
-        let part = |side| {
-            sizes.seconds_of_experts(layer, side, at.device_experts, rows, |rows| ffn(side, rows))
-        };
+        let part =
+            |side| sizes.seconds_of_experts(layer, side, at.device_experts, rows, |rows| ffn(side, rows));
         let ways = costs.transfer(Direction::ToHost, sizes.hidden(rows))
             + costs.transfer(Direction::ToDevice, 2 * sizes.hidden(rows));
         t.compute += part(Side::Device).max(part(Side::Host) + ways) - ffn(Side::Device, rows);

@@ -276,13 +276,16 @@ impl Place {
         }
     }
 
-    /// The bytes of the place.
+    /// Writes f32 to the place, unchanged.
     ///
     /// # Safety
     /// As [`Place::fill`].
-    pub unsafe fn bytes_mut(&self) -> &mut [u8] {
+    pub unsafe fn put(&self, from: &[f32]) {
         // SAFETY: inside the memory, and nobody else touches it: the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.host().add(self.bytes.start), self.bytes.len()) }
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(self.memory.host().add(self.bytes.start), self.bytes.len())
+        };
+        put_f32(from, bytes);
     }
 
     /// Writes the rows of `ws` to the place.
@@ -290,8 +293,10 @@ impl Place {
     /// # Safety
     /// No copy of these bytes is in flight, and no other job has them.
     pub unsafe fn fill(&self, ws: &HostWorkspace, what: What, shape: &Shape, rows: Range<usize>) {
-        // SAFETY: the caller's promise.
-        let bytes = unsafe { self.bytes_mut() };
+        // SAFETY: inside the memory, and nobody else touches it: the caller's promise.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(self.memory.host().add(self.bytes.start), self.bytes.len())
+        };
         match what {
             What::Hidden => put_f32(ws.hidden.rows(rows), bytes),
             What::Delta => put_f32(ws.delta.rows(rows), bytes),
@@ -313,7 +318,7 @@ impl Place {
 }
 
 /// Writes f32 unchanged.
-pub(super) fn put_f32(from: &[f32], to: &mut [u8]) {
+fn put_f32(from: &[f32], to: &mut [u8]) {
     for (to, x) in to.chunks_exact_mut(4).zip(from) {
         to.copy_from_slice(&x.to_le_bytes());
     }

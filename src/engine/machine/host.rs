@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::carry::{Place, What, put_f32};
+use super::carry::{Place, What};
 use super::device::rows_of;
 use super::mail::{Letters, Mail};
 use super::parts::PartMail;
@@ -328,7 +328,7 @@ impl HostHalf {
             let m = self.model.layer(layer).mixture().expect("a layer of experts");
             let outputs = cx.own_outputs(ws, m, own.expect("a layer whose experts are divided"), rows);
             // SAFETY: the caller's promise.
-            return put_f32(&outputs, unsafe { place.bytes_mut() });
+            return unsafe { place.put(&outputs) };
         }
         // SAFETY: the caller's promise.
         unsafe { place.fill(ws, what, shape, rows) };
