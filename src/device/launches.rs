@@ -22,6 +22,8 @@ impl Launches {
     pub const DOWN: u32 = 1;
     /// Of experts: the norm, the router's logits, the choice, its order, the rows of each expert, and their product with gate and up.
     pub const EXPERTS_UP: u32 = 6;
+    /// Of experts, the part of it up to the choice.
+    pub const EXPERTS_ROUTE: u32 = 3;
     /// Of experts: the product with their last matrices, and its sum.
     pub const EXPERTS_DOWN: u32 = 2;
     /// The last norm, and the product with the head.
@@ -32,6 +34,10 @@ impl Launches {
     pub const ADD: u32 = 1;
     /// What sampling needs of each row.
     pub const TOP: u32 = 1;
+
+    /// The halves of a feed-forward whose experts are divided: the choice, and the rest.
+    pub const DIVIDED: [u32; 2] =
+        [Launches::EXPERTS_ROUTE, Launches::EXPERTS_UP - Launches::EXPERTS_ROUTE + Launches::EXPERTS_DOWN];
 
     /// The first half of a feed-forward.
     pub fn up(experts: bool) -> u32 {

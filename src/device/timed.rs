@@ -101,18 +101,29 @@ fn experts_up(shape: &Shape, w: &ExpertWeights, rows: usize) -> (Work, usize) {
     let one = linear(&w.up, 0);
     let one = Work { flops: (2 * 2 * d * e.d_ff) as u64, ..one };
     let shared = w.shared.as_ref().map_or(Work::default(), |(mlp, _)| ups(&mlp.up, rows));
+    if w.is_divided() {
+        return (sum([route, shared]), 2 * rows * e.shared);
+    }
     // Rows are copied to the places of their choices, and read there.
     let (inputs, outputs) = (4 * rows * e.used * d, 2 * rows * (e.used * e.d_ff + e.shared));
     (sum([route, of_experts(one, w, rows), shared]), inputs + outputs)
 }
 
-/// The second matrices, and the sum.
+/// The second matrices, and the sum; with the first ones of those that are here, if the host computes others.
 fn experts_down(shape: &Shape, w: &ExpertWeights, rows: usize) -> Work {
     let Some(e) = &shape.experts else { return Work::default() };
     let one = Work { flops: (2 * shape.d_model * e.d_ff) as u64, ..linear(&w.down, 0) };
     let shared = w.shared.as_ref().map_or(Work::default(), |(mlp, _)| linear(&mlp.down, rows));
     let inputs = memory(2 * rows * e.used * e.d_ff);
-    sum([of_experts(one, w, rows), shared, inputs, activations(8 * rows * e.used * shape.d_model)])
+    let first = match w.is_divided() {
+        true => {
+            let one = Work { flops: (2 * 2 * shape.d_model * e.d_ff) as u64, ..linear(&w.up, 0) };
+            let choices = (rows as f64 * w.uses).round() as usize;
+            sum([of_experts(one, w, rows), activations(choices * (4 * shape.d_model + 2 * e.d_ff))])
+        }
+        false => Work::default(),
+    };
+    sum([first, of_experts(one, w, rows), shared, inputs, activations(8 * rows * e.used * shape.d_model)])
 }
 
 fn sum(parts: impl IntoIterator<Item = Work>) -> Work {
@@ -367,7 +378,10 @@ impl Accelerator for Timed {
             other => (ups(&other.dense()?.up, n), 2 * n * cx.shape.d_ff),
         };
         let work = [self.normed(cx, residual, n, products), activations(passed)];
-        let launches = Launches::up(matches!(layer.ffn, FeedForward::Experts(_)));
+        let launches = match &layer.ffn {
+            FeedForward::Experts(e) if e.is_divided() => Launches::DIVIDED[0],
+            ffn => Launches::up(matches!(ffn, FeedForward::Experts(_))),
+        };
         self.computed(cx, work, launches, |accel, cx| accel.ffn_up(cx, layer, residual, rows))
     }
 
@@ -377,7 +391,10 @@ impl Accelerator for Timed {
             other => linear(&other.dense()?.down, rows.len()),
         };
         let work = [product, activations(4 * rows.len() * cx.shape.d_model)];
-        let launches = Launches::down(matches!(layer.ffn, FeedForward::Experts(_)));
+        let launches = match &layer.ffn {
+            FeedForward::Experts(e) if e.is_divided() => Launches::DIVIDED[1],
+            ffn => Launches::down(matches!(ffn, FeedForward::Experts(_))),
+        };
         self.computed(cx, work, launches, |accel, cx| accel.ffn_down(cx, layer, rows))
     }
 

@@ -212,6 +212,12 @@ pub trait Costs: Sync {
         1.0
     }
 
+    /// Seconds that so many kernels of the device take beside their work. Products have those of their kernels.
+    fn launches(&self, kernels: u32) -> f64 {
+        let _ = kernels;
+        0.0
+    }
+
     /// Seconds that an operation of the host takes beside its work: from its posting to its end seen.
     fn hand_over(&self) -> f64 {
         0.0

@@ -25,7 +25,7 @@
 use super::cost::{Costs, Direction, Scan};
 use super::sizes::Sizes;
 use crate::cache::PAGE_TOKENS;
-use crate::device::{Mailbox, TOP_BYTES};
+use crate::device::{Launches, Mailbox, TOP_BYTES};
 use crate::program::{
     Cargo, Far, Flow, Group, Iteration, Kind, Kv, Op, Part, Placement, Program, Side, Staging, SubBatch,
     Sublayer, Unit, Wants, virtual_machine,
@@ -183,6 +183,13 @@ impl<'a> OpCosts<'a> {
                 Some(Staging::Waited) => self.costs.stream_pageable(bytes),
                 _ => self.costs.stream(bytes),
             },
+            // Rows, experts and weights are a copy each.
+            Kind::Carry { cargo: Cargo::Choices, .. } => {
+                let word =
+                    self.rows(op) * WORD * self.sizes.spec.experts.as_ref().map_or(0, |e| e.used as u64);
+                let of = |bytes| self.costs.transfer(direction, bytes);
+                of(bytes - 2 * word) + 2.0 * of(word) + self.costs.hand_over()
+            }
             // The host puts the rows there, or takes them from there.
             Kind::Carry { .. } => self.costs.transfer(direction, bytes) + self.costs.hand_over(),
             _ => self.costs.transfer(direction, bytes),
@@ -200,11 +207,19 @@ impl<'a> OpCosts<'a> {
             }
         };
         let product = |sublayer| product_of(sublayer, rows);
-        // Nearly all that a row multiplies in a feed-forward of experts is experts.
-        let of_experts = |sublayers: &[Sublayer]| {
+        // Of a divided layer. Nearly all that a row multiplies in a feed-forward of experts is experts.
+        let of_experts = || {
             let layer = op.layer.expect("experts belong to a layer") as usize;
-            let all = |rows| sublayers.iter().map(|&s| product_of(s, rows)).sum();
-            self.sizes.seconds_of_experts(layer, side, op.work.device_experts, rows, all)
+            // What the two halves take beside their work, and what is taken of it here.
+            let (beside, here) = match side {
+                Side::Device => {
+                    (costs.launches(Launches::DIVIDED.iter().sum()), costs.launches(Launches::DIVIDED[1]))
+                }
+                Side::Host => (2.0 * costs.hand_over(), costs.hand_over()),
+            };
+            let both = |rows| product_of(Sublayer::Up, rows) + product_of(Sublayer::Down, rows);
+            let all = |rows| (both(rows) - beside).max(0.0);
+            here + self.sizes.seconds_of_experts(layer, side, op.work.device_experts, rows, all)
         };
         // A copy reads and writes as many bytes: half of both together.
         let halved = |read: u64, written: u64| (read + written).div_ceil(2);
@@ -231,10 +246,20 @@ impl<'a> OpCosts<'a> {
                 far + moved(2 * rows * self.partial_row(), rows * HALF * spec.q_dim() as u64)
             }
             Kind::OutProj => product(Sublayer::Out),
-            Kind::FfnUp { .. } => of_experts(&[Sublayer::Up]),
-            Kind::FfnDown => of_experts(&[Sublayer::Down]),
-            Kind::Experts => of_experts(&[Sublayer::Up, Sublayer::Down]),
-            Kind::AddShare => moved(2 * F32 * rows * spec.d_model as u64, F32 * rows * spec.d_model as u64),
+            // The device routes; its experts follow while the host computes the others.
+            Kind::FfnUp { .. } if op.work.device_experts > 0 => {
+                let experts = spec.experts.as_ref().map_or(0, |e| e.count as u64);
+                let d = spec.d_model as u64;
+                moved(F32 * experts * d, rows * (F32 + HALF) * d) + costs.launches(Launches::DIVIDED[0])
+            }
+            Kind::FfnUp { .. } => product(Sublayer::Up),
+            Kind::FfnDown if op.work.device_experts > 0 => of_experts(),
+            Kind::FfnDown => product(Sublayer::Down),
+            Kind::Experts => of_experts(),
+            Kind::AddShare => {
+                let row = F32 * spec.d_model as u64;
+                moved(2 * rows * row, rows * row) + costs.launches(Launches::ADD)
+            }
             Kind::Head { .. } => match self.stored() {
                 Some(stored) => costs.head_beside(side, rows, stored),
                 None => costs.head(side, rows),

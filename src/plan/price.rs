@@ -123,6 +123,7 @@ pub fn block(
         let part =
             |side| sizes.seconds_of_experts(layer, side, at.device_experts, rows, |rows| ffn(side, rows));
         let ways = costs.transfer(Direction::ToHost, sizes.hidden(rows))
+            + 2.0 * costs.transfer(Direction::ToHost, rows)
             + costs.transfer(Direction::ToDevice, 2 * sizes.hidden(rows));
         t.compute += part(Side::Device).max(part(Side::Host) + ways) - ffn(Side::Device, rows);
     }

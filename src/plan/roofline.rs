@@ -285,6 +285,10 @@ impl Costs for Roofline<'_> {
         self.copy(Side::Device, bytes) + self.beside_work(Side::Device, Launches::TOP)
     }
 
+    fn launches(&self, kernels: u32) -> f64 {
+        self.beside_work(Side::Device, kernels)
+    }
+
     fn hand_over(&self) -> f64 {
         self.hardware.efficiency.hand_over_s
     }

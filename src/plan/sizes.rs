@@ -134,19 +134,17 @@ fn share_of(n: u16, count: usize) -> f64 {
     f64::from(n) / count.max(1) as f64
 }
 
-/// Choices of a row that fall on the 0, 1, 2... most used experts of a layer, in the mean over the layers that have experts.
-fn most_used(router: &RouterProfile) -> Arc<[f64]> {
-    let layers: Vec<usize> = (0..router.layers.len()).filter(|&l| router.experts(l) > 0).collect();
-    let count = layers.first().map_or(0, |&l| router.experts(l));
-    let mut uses = vec![0.0; count + 1];
-    for &l in &layers {
+/// For each layer with experts, choices of a row that fall on its 0, 1, 2... most used ones.
+fn most_used(router: &RouterProfile) -> Arc<[Vec<f64>]> {
+    let of = |l: usize| {
         let mut sum = 0.0;
-        for (n, e) in router.by_use(l).into_iter().enumerate() {
+        let each = router.by_use(l).into_iter().map(|e| {
             sum += router.probability(l, e);
-            uses[n + 1] += sum / layers.len() as f64;
-        }
-    }
-    uses.into()
+            sum
+        });
+        [0.0].into_iter().chain(each).collect()
+    };
+    (0..router.layers.len()).filter(|&l| router.experts(l) > 0).map(of).collect()
 }
 
 /// See the [module](self).
@@ -166,9 +164,8 @@ pub struct Sizes {
     pub one_layout: bool,
     /// Which experts rows read; `None`: each is as likely as any other.
     router: Option<Arc<SharesRead>>,
-    /// Choices of a row that fall on the 0, 1, 2... most used experts of a layer, in the mean over the layers; `None`: each is as likely
-    /// as any other.
-    most_used: Option<Arc<[f64]>>,
+    /// For each layer with experts, choices of a row that fall on its 0, 1, 2... most used ones; `None`: each is as likely as any other.
+    most_used: Option<Arc<[Vec<f64>]>>,
 }
 
 impl Sizes {
@@ -215,7 +212,8 @@ impl Sizes {
     /// Seconds of `rows` rows' products with the experts of a layer that `side` has, where the device has `device_experts` of them and
     /// the host the others; `all`: seconds of so many rows' products with all of them. 0 `device_experts`: the layer is not divided.
     ///
-    /// Reading takes as long as for one row, times the experts that are read; multiplying, the share of the choices.
+    /// Reading takes no longer than for one row times the experts that are read, and no longer than its share of all that is read for these
+    /// rows; multiplying, the share of the choices. In the mean over the layers, so that planners need not tell them apart.
     pub fn seconds_of_experts(
         &self,
         layer: usize,
@@ -228,15 +226,22 @@ impl Sizes {
             return all(rows);
         };
         let (here, used) = (usize::from(device_experts).min(e.count), e.used as f64);
-        let alike = used * share_of(device_experts, e.count);
-        let of_device = self.most_used.as_ref().map_or(alike, |uses| uses[here]);
-        let (count, uses) = match side {
-            Side::Device => (here, of_device),
-            Side::Host => (e.count - here, used - of_device),
+        let count = if side == Side::Device { here } else { e.count - here };
+        let every = match &self.router {
+            None => e.distinct(rows),
+            Some(router) => e.count as f64 * router.of_layer(layer, rows),
         };
-        // Those of a side as likely as each other.
-        let read = all(1) * model::distinct(count, uses, rows) / used;
-        read.max(all(rows) * uses / used)
+        let (of_one, of_all) = (all(1), all(rows));
+        // A layer's, by the choices of a row that fall on the device's experts; those of a side as likely as each other.
+        let seconds = |of_device: f64| {
+            let uses = if side == Side::Device { of_device } else { used - of_device };
+            let read = model::distinct(count, uses, rows);
+            (of_one * read / used).min(of_all * read / every).max(of_all * uses / used)
+        };
+        match &self.most_used {
+            None => seconds(used * share_of(device_experts, e.count)),
+            Some(layers) => layers.iter().map(|uses| seconds(uses[here])).sum::<f64>() / layers.len() as f64,
+        }
     }
 
     /// The mean over the blocks of what `of` gives for a block's window. It is asked once for each window that there is.
@@ -611,6 +616,35 @@ mod tests {
         let read = |part| skewed.read(0, part, 512).host;
         let of_16 = read(Sublayer::Up) + read(Sublayer::Down) - 4 * 128 * 2048 - 2 * 2048;
         assert!((16 * expert..17 * expert).contains(&of_16), "{} experts", of_16 as f64 / expert as f64);
+    }
+
+    /// Both sides' experts are all of them: used alike they take their share each, and the more unequally they are used the less takes the
+    /// side without the most used ones.
+    #[test]
+    fn divided_experts_take_their_share() {
+        let plain = sizes("qwen3-30b-a3b");
+        let all = |rows: u64| 1e-3 + 1e-5 * rows as f64;
+        let seconds = |s: &Sizes, side, n, rows| s.seconds_of_experts(0, side, n, rows, all);
+        for rows in [1, 4, 64, 512] {
+            assert_eq!(seconds(&plain, Side::Host, 0, rows), all(rows));
+            for n in [1, 32, 100, 127] {
+                let of_device = seconds(&plain, Side::Device, n, rows);
+                assert!(
+                    (of_device / all(rows) * 128.0 / f64::from(n) - 1.0).abs() < 1e-9,
+                    "{n} of {rows} rows"
+                );
+            }
+            let mut router = RouterProfile::uniform(plain.spec.experts.as_ref().unwrap());
+            router.tokens = 1 << 20;
+            for layer in &mut router.layers {
+                layer.counts.fill((1 << 16) - (1 << 14));
+                layer.counts[..32].fill((1 << 16) + 3 * (1 << 14));
+            }
+            router.check("r", &plain.spec).unwrap();
+            let skewed = plain.clone().with_most_used(&router);
+            let [plain, skewed] = [&plain, &skewed].map(|s| seconds(s, Side::Host, 32, rows));
+            assert!(skewed < plain, "{rows} rows: {skewed} of {plain}");
+        }
     }
 
     #[test]

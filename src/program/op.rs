@@ -128,12 +128,13 @@ pub enum Kind {
     },
     /// delta = output projection of attn.
     OutProj,
-    /// hidden += delta (if `add`); act = activation of the first matrices times norm(hidden).
+    /// hidden += delta (if `add`); act = activation of the first matrices times norm(hidden). Of a block whose experts are divided: the
+    /// choice of experts, and no more.
     FfnUp {
         /// Whether the last sublayer's output is still to be added.
         add: bool,
     },
-    /// delta = last matrix of the feed-forward times act; of a block whose experts are divided, what the device's give.
+    /// delta = last matrix of the feed-forward times act; of a block whose experts are divided, all of what the device's give.
     FfnDown,
     /// On the host, of a block whose experts are divided: share = what the chosen ones of the host's give.
     Experts,

@@ -26,7 +26,7 @@ pub struct RequestView {
     pub at: Option<u32>,
     /// Iterations since it last advanced.
     pub waited: u32,
-    /// When it came, by [`Queues::now`]; `None`: when it is submitted.
+    /// When it came, by [`Queues::now`](super::Queues::now); `None`: when it is submitted.
     pub arrived: Option<f64>,
     /// When it had its first token.
     pub first: Option<f64>,

@@ -186,7 +186,8 @@ pub trait Accelerator: Send + Sync {
     fn out_proj(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()>;
 
     /// hidden += residual; x = norm(hidden); act = activation(W·x + bias). Of experts: chooses those of each row, and computes
-    /// the activations of the chosen ones, and of the shared one ([`ExpertRows`]).
+    /// the activations of the chosen ones, and of the shared one ([`ExpertRows`]). Where the host computes some of them it waits for
+    /// the choices: then activations of the chosen ones belong to [`Accelerator::ffn_down`].
     fn ffn_up(
         &self,
         cx: &StepContext<'_>,

@@ -108,6 +108,13 @@ pub struct ExpertWeights {
     pub slots: DevPtr,
 }
 
+impl ExpertWeights {
+    /// Whether the host computes some of the experts.
+    pub fn is_divided(&self) -> bool {
+        !self.slots.is_null()
+    }
+}
+
 /// What [`ExpertWeights::slots`] has for an expert that is not here.
 pub const NO_SLOT: u32 = u32::MAX;
 

@@ -358,6 +358,10 @@ impl Costs for Measured<'_> {
         self.roofline.copy(side, bytes)
     }
 
+    fn launches(&self, kernels: u32) -> f64 {
+        self.roofline.launches(kernels)
+    }
+
     fn hand_over(&self) -> f64 {
         self.roofline.hand_over()
     }

@@ -3,6 +3,7 @@
 //! The two have nothing in common but the description: predictions price the operations of a program, the emulated accelerator and
 //! the host's half count what each call reads and multiplies.
 
+mod divided;
 mod nodes;
 mod overlap;
 mod split;

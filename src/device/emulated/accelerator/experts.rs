@@ -91,9 +91,6 @@ pub(super) fn up(
         k: d,
         bias: DevPtr::NULL,
     });
-    let gate_up = OfExperts::new(&mut io, &weights.up, weights.up_stride, weights.here);
-    let (slots, here) = (Slots::new(&mut io, weights, e.count), weights.here);
-    let up_rows = weights.up.n / 2;
     let shared = weights.shared.as_ref().map(|(mlp, gate)| {
         let gate = LinearWeight { ptr: *gate, dtype: DType::F32, n: 1, k: d, bias: DevPtr::NULL };
         (Ups::new(&mut io, &mlp.up, e.shared), io.weight(&gate))
@@ -103,7 +100,6 @@ pub(super) fn up(
     let x = io.write_rows(ws.x, &rows, act.bytes() * d);
     let ids = io.write(to_rows.ids, 4 * n * e.used);
     let factors = io.write(to_rows.weights, 4 * n * e.used);
-    let out = io.write(to_rows.act, act.bytes() * n * e.used * e.d_ff);
     let gate = io.write(to_rows.gate, if shared.is_some() { 4 * n } else { 0 });
     let shared_out = io.write(to_rows.shared, act.bytes() * n * e.shared);
     let norm_rows = NormRows { kernels: by.kernels, norm: shape.norm, act, d, delta, weight };
@@ -118,24 +114,49 @@ pub(super) fn up(
         for ((logits, ids), factors) in rows.zip(factors.chunks_exact_mut(e.used)) {
             route(logits, e.weights, ids, factors);
         }
+        if let Some((ups, gate_w)) = &shared {
+            by.linear(&gate_w.matrix(reads), false, &x, numbers_mut(std::mem::take(&mut writes[gate])), 1, 0);
+            let mut y = vec![0f32; n * e.shared];
+            ups.run(&by, ffn, reads, &x, &mut y);
+            act.write(&y, writes[shared_out]);
+        }
+        Ok(())
+    })?;
+    // Of a divided layer the host waits for the choices: the rest belongs to the second half.
+    if weights.is_divided() { Ok(()) } else { chosen_up(accel, cx, weights, rows) }
+}
+
+/// Activations of the choices whose experts are here, of rows in `x`.
+fn chosen_up(
+    accel: &EmulatedAccelerator,
+    cx: &StepContext<'_>,
+    weights: &ExpertWeights,
+    rows: Range<usize>,
+) -> Result<()> {
+    let (d, ffn, act, n) = (cx.shape.d_model, cx.shape.ffn, Kept::of(cx.shape, cx.shape.act), rows.len());
+    let (e, to_rows) = cx.expert_rows(rows.start)?;
+    let by = accel.arithmetic(cx.shape);
+    let mut io = accel.operands(cx);
+    let x = io.read_rows(cx.ws.x, &rows, act.bytes() * d);
+    let ids = io.read(to_rows.ids, 4 * n * e.used);
+    let gate_up = OfExperts::new(&mut io, &weights.up, weights.up_stride, weights.here);
+    let (slots, here) = (Slots::new(&mut io, weights, e.count), weights.here);
+    let up_rows = weights.up.n / 2;
+    let out = io.write(to_rows.act, act.bytes() * n * e.used * e.d_ff);
+    accel.enqueue(cx, "experts_up", io, move |reads, writes| {
+        let x = act.read(reads[x]);
         let out = std::mem::take(&mut writes[out]);
-        for (expert, choices) in slots.choices(reads, ids, here) {
+        for (slot, choices) in slots.choices(reads, numbers(reads[ids]), here) {
             let inputs: Vec<f32> =
                 choices.iter().flat_map(|c| &x[c / e.used * d..(c / e.used + 1) * d]).copied().collect();
-            let gate = gate_up.matrix(reads, expert, 0..up_rows);
-            let up = gate_up.matrix(reads, expert, up_rows..2 * up_rows);
+            let gate = gate_up.matrix(reads, slot, 0..up_rows);
+            let up = gate_up.matrix(reads, slot, up_rows..2 * up_rows);
             let mut y = vec![0f32; choices.len() * e.d_ff];
             linear::feed_forward(&by, ffn, Some(&gate), &up, &inputs, &mut y);
             for (choice, y) in choices.iter().zip(y.chunks_exact(e.d_ff)) {
                 let bytes = act.bytes() * e.d_ff;
                 act.write(y, &mut out[choice * bytes..(choice + 1) * bytes]);
             }
-        }
-        if let Some((ups, gate_w)) = &shared {
-            by.linear(&gate_w.matrix(reads), false, &x, numbers_mut(std::mem::take(&mut writes[gate])), 1, 0);
-            let mut y = vec![0f32; n * e.shared];
-            ups.run(&by, ffn, reads, &x, &mut y);
-            act.write(&y, writes[shared_out]);
         }
         Ok(())
     })
@@ -150,6 +171,9 @@ pub(super) fn down(
 ) -> Result<()> {
     cx.check(&rows)?;
     let rows = accel.step(cx).clip(&rows);
+    if weights.is_divided() {
+        chosen_up(accel, cx, weights, rows.clone())?;
+    }
     let (d, act, n) = (cx.shape.d_model, Kept::of(cx.shape, cx.shape.act), rows.len());
     let (e, of_rows) = cx.expert_rows(rows.start)?;
     let by = accel.arithmetic(cx.shape);

@@ -65,7 +65,11 @@ pub(super) fn up(
 ) -> Result<()> {
     cx.check(&rows)?;
     norm_rows(rt, cx, layer.ffn_norm, residual, &rows)?;
-    pieces(cx, rows)?.try_for_each(|rows| up_of(rt, cx, w, rows))
+    // Of a divided layer the host waits for the choices: what follows them belongs to the second half.
+    pieces(cx, rows)?.try_for_each(|rows| {
+        route_of(rt, cx, w, rows.clone())?;
+        if w.is_divided() { Ok(()) } else { up_of(rt, cx, w, rows) }
+    })
 }
 
 /// Rows whose choices one launch sorts.
@@ -75,12 +79,12 @@ fn pieces(cx: &StepContext<'_>, rows: Range<usize>) -> Result<impl Iterator<Item
     Ok(rows.clone().step_by(most).map(move |first| first..(first + most).min(rows.end)))
 }
 
-fn up_of(rt: &dyn Runtime, cx: &StepContext<'_>, w: &ExpertWeights, rows: Range<usize>) -> Result<()> {
+/// The choices of rows, and the activations of the shared expert.
+fn route_of(rt: &dyn Runtime, cx: &StepContext<'_>, w: &ExpertWeights, rows: Range<usize>) -> Result<()> {
     let (shape, lane, n) = (cx.shape, cx.lane, rows.len());
     let (e, to) = cx.expert_rows(rows.start)?;
     let ws = cx.ws.at_row(shape, rows.start);
-    let (d, act, tokens) = (shape.d_model, shape.act, tokens(rt, &e, w, n));
-    let epilogue = epilogue(shape.ffn)?;
+    let (d, act) = (shape.d_model, shape.act);
     let gate_w = w.shared.as_ref().map_or(DevPtr::NULL, |(_, gate)| *gate);
     let route = RouteArgs {
         router: w.router,
@@ -105,6 +109,28 @@ fn up_of(rt: &dyn Runtime, cx: &StepContext<'_>, w: &ExpertWeights, rows: Range<
         of: e.weights,
     };
     choose(rt, lane, &chosen)?;
+    let Some((mlp, _)) = &w.shared else { return Ok(()) };
+    let shared = ProductArgs {
+        w: fused(&mlp.up)?.into(),
+        act,
+        x: ws.x,
+        ldx: d,
+        y: to.shared,
+        ldy: e.shared,
+        m: n,
+        epilogue: epilogue(shape.ffn)?,
+        scratch: linear_scratch(cx),
+    };
+    product(rt, lane, &shared)
+}
+
+/// Activations of the choices whose experts are here.
+fn up_of(rt: &dyn Runtime, cx: &StepContext<'_>, w: &ExpertWeights, rows: Range<usize>) -> Result<()> {
+    let (shape, lane, n) = (cx.shape, cx.lane, rows.len());
+    let (e, to) = cx.expert_rows(rows.start)?;
+    let ws = cx.ws.at_row(shape, rows.start);
+    let (d, act, tokens) = (shape.d_model, shape.act, tokens(rt, &e, w, n));
+    let epilogue = epilogue(shape.ffn)?;
     let sorted = SortArgs {
         ids: to.ids,
         slots: w.slots,
@@ -132,20 +158,7 @@ fn up_of(rt: &dyn Runtime, cx: &StepContext<'_>, w: &ExpertWeights, rows: Range<
         tokens,
         epilogue,
     };
-    experts_product(rt, lane, &product_of_experts)?;
-    let Some((mlp, _)) = &w.shared else { return Ok(()) };
-    let shared = ProductArgs {
-        w: fused(&mlp.up)?.into(),
-        act,
-        x: ws.x,
-        ldx: d,
-        y: to.shared,
-        ldy: e.shared,
-        m: n,
-        epilogue,
-        scratch: linear_scratch(cx),
-    };
-    product(rt, lane, &shared)
+    experts_product(rt, lane, &product_of_experts)
 }
 
 /// See [`Accelerator::ffn_down`](crate::device::accelerator::Accelerator::ffn_down).
@@ -156,7 +169,12 @@ pub(super) fn down(
     rows: Range<usize>,
 ) -> Result<()> {
     cx.check(&rows)?;
-    pieces(cx, rows)?.try_for_each(|rows| down_of(rt, cx, w, rows))
+    pieces(cx, rows)?.try_for_each(|rows| {
+        if w.is_divided() {
+            up_of(rt, cx, w, rows.clone())?;
+        }
+        down_of(rt, cx, w, rows)
+    })
 }
 
 fn down_of(rt: &dyn Runtime, cx: &StepContext<'_>, w: &ExpertWeights, rows: Range<usize>) -> Result<()> {
