@@ -467,11 +467,26 @@ mod tests {
         let ws = Workspace { limits: LIMITS, experts: DevPtr(1 << 20), ..Workspace::default() };
         let of = |row| {
             let r = ws.expert_rows(&shape, row).unwrap();
-            [r.logits, r.gate, r.ids, r.weights, r.places, r.rows, r.groups, r.x, r.act, r.out, r.shared]
+            [
+                r.logits, r.gate, r.ids, r.weights, r.places, r.rows, r.groups, r.x, r.act, r.out, r.shared,
+                r.share,
+            ]
         };
         let (k, d) = (2, 24);
-        let row =
-            [5 * 4, 4, k * 4, k * 4, k * 4, k * 4, 2 * k * 16, k * d * 2, k * 32 * 2, k * d * 4, 16 * 2];
+        let row = [
+            5 * 4,
+            4,
+            k * 4,
+            k * 4,
+            k * 4,
+            k * 4,
+            2 * k * 16,
+            k * d * 2,
+            k * 32 * 2,
+            k * d * 4,
+            16 * 2,
+            d * 4,
+        ];
         let mut end = ws.experts;
         for ((first, third), bytes) in of(0).into_iter().zip(of(3)).zip(row) {
             assert!(
