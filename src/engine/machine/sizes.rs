@@ -12,8 +12,7 @@ use crate::device::{
 };
 use crate::engine::kv::{Pager, Sides};
 use crate::engine::memory::Memory;
-use crate::engine::options::LOGIT_ROWS;
-use crate::engine::options::Options;
+use crate::engine::options::{LOGIT_ROWS, Options};
 use crate::engine::prepare::{Prepared, Units};
 use crate::engine::weights::{
     LayerLayout, activation_type, embedding_bytes, head_bytes, linear_shapes, post_norm_bytes, rope_bytes,

@@ -11,8 +11,7 @@ use crate::engine::divided::Divided;
 use crate::engine::host::HostSeq;
 use crate::engine::prepare::{FeedForward, Mlp, Prepared};
 use crate::model::{ModelSpec, RouterProfile, distinct, share_read};
-use crate::program::Placement;
-use crate::program::{Kind, Op, Part as Tokens};
+use crate::program::{Kind, Op, Part as Tokens, Placement};
 use crate::simd::linear::Linear;
 
 /// Bytes of activations that the cores' caches keep from one operation to the next: 8 MiB, as on small CPUs.
@@ -81,7 +80,7 @@ struct Block {
     up: Product,
     down: Product,
     window: Option<usize>,
-    /// Of experts, which the device computes.
+    /// Which of its experts the device computes, if they are divided.
     divided: Option<Divided>,
 }
 

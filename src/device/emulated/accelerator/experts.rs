@@ -44,7 +44,7 @@ struct Slots(Option<usize>);
 
 impl Slots {
     fn new(io: &mut Operands, weights: &ExpertWeights, count: usize) -> Slots {
-        Slots((!weights.slots.is_null()).then(|| io.read(weights.slots, 4 * count)))
+        Slots(weights.is_divided().then(|| io.read(weights.slots, 4 * count)))
     }
 
     /// Where the matrices of expert `e` are, if they are here.
