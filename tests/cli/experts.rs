@@ -172,6 +172,32 @@ fn plan_and_generate_agree_on_experts() {
     }
 }
 
+/// A flag of a strategy selects it, in plans, too.
+#[test]
+fn plans_take_what_is_fixed_of_experts() {
+    let home = tempfile::tempdir().unwrap();
+    let of = |more: &[&str]| {
+        let args = [
+            "plan",
+            "-m",
+            "synth:tiny-qwen3-moe,dtype=q4_k",
+            "--hardware",
+            "rtx4060-laptop",
+            "--prompt",
+            "64",
+            "--gen",
+            "16",
+            "--json",
+        ];
+        let plan = json(&run(tandem(home.path()).args(args).args(more)));
+        let chosen = plan["chosen"].as_str().unwrap().to_owned();
+        let all = plan["candidates"].as_array().unwrap();
+        (chosen.clone(), all.iter().find(|c| c["strategy"] == *chosen).unwrap()["experts"]["device"].clone())
+    };
+    assert_eq!(of(&["--n-cpu-moe", "1"]), ("ncmoe".to_owned(), 8.into()));
+    assert_eq!(of(&["--gpu-experts", "3"]), ("experts".to_owned(), 6.into()));
+}
+
 #[test]
 fn what_only_mixtures_have_is_refused_for_others() {
     let home = tempfile::tempdir().unwrap();

@@ -125,8 +125,7 @@ pub fn run(args: &Args) -> Result<()> {
         );
     }
     let strategy = match args.strategy {
-        Choice(None) if args.fixed.boundary.is_some() => Choice(Some(Strategy::Helm)),
-        Choice(None) if args.fixed.fixed().is_some() => Choice(Some(Strategy::Lia)),
+        Choice(None) => Choice(args.fixed.fixed().strategy()),
         strategy => strategy,
     };
     args.fixed.fixed().check_strategy(strategy.name())?;

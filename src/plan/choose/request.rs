@@ -10,6 +10,8 @@ use crate::program::{
 };
 use crate::{Error, Result};
 
+use super::Strategy;
+
 /// What the user fixed of a strategy's placement; nothing, unless said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Fixed {
@@ -31,6 +33,17 @@ impl Fixed {
     /// Whether anything is fixed.
     pub fn is_some(&self) -> bool {
         *self != Fixed::default()
+    }
+
+    /// The strategy that what is fixed is of, if anything is.
+    pub fn strategy(&self) -> Option<Strategy> {
+        match self {
+            _ if !self.is_some() => None,
+            Fixed { boundary: Some(_), .. } => Some(Strategy::Helm),
+            Fixed { experts_on_host: Some(_), .. } => Some(Strategy::Ncmoe),
+            Fixed { gpu_experts: Some(_), .. } => Some(Strategy::Experts),
+            _ => Some(Strategy::Lia),
+        }
     }
 
     /// Whether the strategy of this name has what is fixed.
