@@ -183,9 +183,9 @@ fn plans_take_what_is_fixed_of_experts() {
             "synth:tiny-qwen3-moe,dtype=q4_k",
             "--hardware",
             "rtx4060-laptop",
-            "--prompt",
+            "--prompt-len",
             "64",
-            "--gen",
+            "--gen-len",
             "16",
             "--json",
         ];
