@@ -300,6 +300,10 @@ fn weights(sizes: &Sizes, layer: usize, at: &LayerPlacement) -> (u64, u64) {
         Residence::Device => (rounded(bytes.device), 0),
         Residence::Host => (0, bytes.host),
         Residence::Both => (rounded(bytes.device), bytes.host),
+        Residence::StreamedExperts => {
+            let twice = at.computes_on_host() && !sizes.one_layout;
+            (rounded(bytes.device), sizes.staged(layer, at) + if twice { bytes.host } else { 0 })
+        }
         Residence::Streamed => {
             let twice = at.computes_on_host() && !sizes.one_layout;
             (0, bytes.device + if twice { bytes.host } else { 0 })
@@ -333,12 +337,14 @@ pub(super) fn memory_with(
     let (pages, page) = (load.pages(), page_bytes(sizes));
     let spilled = pages.saturating_sub(placement.device_pages as u64);
     let mut staged_kv = 0;
-    let mut streamed = false;
+    let mut largest = None;
     for (i, layer) in placement.layers.iter().enumerate() {
         let (gpu, host) = weights(sizes, i, layer);
         m.gpu.weights += gpu;
         m.host.weights += host;
-        streamed |= layer.weights == Residence::Streamed;
+        if layer.weights.is_staged() {
+            largest = largest.max(Some(sizes.staged(i, layer)));
+        }
         match layer.kv {
             Side::Host => m.host.kv += pages * page,
             Side::Device => {
@@ -355,8 +361,8 @@ pub(super) fn memory_with(
             staged_kv = staged_kv.max(spilled * page);
         }
     }
-    if streamed {
-        m.gpu.staging += placement.staging.buffers() as u64 * rounded(sizes.largest_block());
+    if let Some(bytes) = largest {
+        m.gpu.staging += placement.staging.buffers() as u64 * rounded(bytes);
     }
     m.gpu.staging += 2 * rounded(staged_kv);
 

@@ -114,7 +114,10 @@ impl<'a> OpCosts<'a> {
             Kind::Publish { queries_only } => rows * MAIL * if queries_only { q } else { q + 2 * kv },
             Kind::Collect => rows * MAIL * q,
             Kind::Merge { mailbox: true } => rows * self.partial_row(),
-            Kind::Stream { .. } => op.layer.map_or(0, |l| self.sizes.blocks[l as usize].total().device),
+            Kind::Stream { experts, .. } => op.layer.map_or(0, |l| {
+                let block = &self.sizes.blocks[l as usize];
+                if experts { block.feed_forward().device } else { block.total().device }
+            }),
             Kind::PageOut { .. } | Kind::PageIn { .. } => {
                 self.sequences * op.work.pages * PAGE_TOKENS as u64 * self.sizes.kv_token()
             }

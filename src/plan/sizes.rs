@@ -112,6 +112,11 @@ impl Block {
         self.qkv.add(self.out).add(self.up).add(self.down)
     }
 
+    /// Bytes of its feed-forward.
+    pub fn feed_forward(&self) -> TwoSided {
+        self.up.add(self.down)
+    }
+
     /// Bytes of a block that is placed so, of whose experts there are `experts`: the device has none that the host computes, unless the
     /// block is streamed, which brings all of it.
     pub fn placed(&self, at: &LayerPlacement, experts: usize) -> TwoSided {
@@ -121,7 +126,11 @@ impl Block {
                 self.experts[0].add(self.experts[1]).share(1.0 - share_of(at.device_experts, experts));
             return TwoSided { device: all.device - of_experts.device + 4 * experts as u64, ..all };
         }
-        let whole = at.weights == Residence::Streamed || at.computes_ffn_on(Side::Device);
+        let whole = match at.weights {
+            Residence::Streamed => true,
+            Residence::StreamedExperts => false,
+            _ => at.computes_ffn_on(Side::Device),
+        };
         match self.has_experts() && !whole {
             true => TwoSided { device: self.qkv.add(self.out).device, ..all },
             false => all,
@@ -460,6 +469,16 @@ impl Sizes {
     /// The largest block on the device.
     pub fn largest_block(&self) -> u64 {
         self.blocks.iter().map(|b| b.total().device).max().unwrap_or(0)
+    }
+
+    /// Bytes of a block that cross the link when the device computes with it.
+    pub fn staged(&self, layer: usize, at: &LayerPlacement) -> u64 {
+        let block = &self.blocks[layer];
+        match at.weights {
+            Residence::Streamed => block.total().device,
+            Residence::StreamedExperts => block.feed_forward().device,
+            Residence::Host | Residence::Device | Residence::Both => 0,
+        }
     }
 
     /// Keys and values of a token in one layer.

@@ -34,10 +34,6 @@ impl Resident {
     /// All on the GPU.
     pub const DEVICE: Resident = Resident { weights: Residence::Device, kv: Side::Device };
 
-    fn weights_on_device(self) -> bool {
-        matches!(self.weights, Residence::Device | Residence::Both)
-    }
-
     /// Whether the CPU would need weights, or keys and values, that only the GPU has.
     pub fn forbids(self, policy: Policy) -> bool {
         let attends = [Sublayer::Scores, Sublayer::Values];
@@ -117,7 +113,7 @@ pub fn block_time(
             }
         } else {
             let weights = sizes.blocks[layer].of(sublayer).device;
-            if side == Side::Device && !at.weights_on_device() {
+            if side == Side::Device && !at.weights.stays_on_device(sublayer) {
                 t.load += costs.stream(weights);
             }
         }

@@ -227,10 +227,11 @@ impl<'a> Walk<'a> {
         let (b, side) = (op.sub_batch as usize, side_of(op));
         let s = side as usize;
         match op.kind {
-            Kind::Stream { slot } => {
+            Kind::Stream { slot, experts } => {
                 let layer = self.layer(op)?;
-                if self.placement.layers[layer as usize].weights != Residence::Streamed {
-                    return Err(format!("layer {layer} is not streamed"));
+                let wanted = if experts { Residence::StreamedExperts } else { Residence::Streamed };
+                if self.placement.layers[layer as usize].weights != wanted {
+                    return Err(format!("layer {layer} is not streamed so"));
                 }
                 self.weights.insert(slot, layer);
                 return Ok(());
@@ -480,8 +481,9 @@ impl<'a> Walk<'a> {
             (Residence::Both, _) | (Residence::Host, Side::Host) | (Residence::Device, Side::Device) => {
                 Ok(())
             }
-            (Residence::Streamed, Side::Host) => Ok(()),
-            (Residence::Streamed, Side::Device) => {
+            (Residence::Streamed | Residence::StreamedExperts, Side::Host) => Ok(()),
+            (Residence::StreamedExperts, Side::Device) if placed.weights.stays_on_device(sublayer) => Ok(()),
+            (Residence::Streamed | Residence::StreamedExperts, Side::Device) => {
                 let slot = op.reads.iter().find_map(|r| match r.buffer {
                     Buffer::Weights(slot) => Some(slot),
                     _ => None,

@@ -161,6 +161,8 @@ pub enum Kind {
     Stream {
         /// Which buffer.
         slot: u8,
+        /// Whether these are its feed-forward's alone ([`Residence::StreamedExperts`](super::Residence)).
+        experts: bool,
     },
     /// Pages of a request to the host: of all layers of the device, or of one layer from staging memory.
     PageOut {
@@ -200,12 +202,15 @@ impl Kind {
         }
     }
 
-    /// Whether it multiplies with a layer's weights.
-    pub const fn has_weights(self) -> bool {
-        matches!(
-            self,
-            Kind::Project { .. } | Kind::OutProj | Kind::FfnUp { .. } | Kind::FfnDown | Kind::Experts
-        )
+    /// The sublayer with whose weights it multiplies.
+    pub const fn product(self) -> Option<Sublayer> {
+        match self {
+            Kind::Project { .. } => Some(Sublayer::Qkv),
+            Kind::OutProj => Some(Sublayer::Out),
+            Kind::FfnUp { .. } => Some(Sublayer::Up),
+            Kind::FfnDown | Kind::Experts => Some(Sublayer::Down),
+            _ => None,
+        }
     }
 }
 

@@ -28,6 +28,24 @@ pub enum Residence {
     /// In host memory in the device's layout, copied to a staging buffer whenever the device computes with them. With a
     /// sublayer on the host as well, host memory holds both layouts, unless they agree.
     Streamed,
+    /// Of a block with experts: these as if [`Residence::Streamed`], and everything else of it as if [`Residence::Both`].
+    StreamedExperts,
+}
+
+impl Residence {
+    /// Whether something of the block is copied to a staging buffer before the device computes with it.
+    pub fn is_staged(self) -> bool {
+        matches!(self, Residence::Streamed | Residence::StreamedExperts)
+    }
+
+    /// Whether the device has the weights of a sublayer once they are loaded.
+    pub fn stays_on_device(self, sublayer: Sublayer) -> bool {
+        match self {
+            Residence::Host | Residence::Streamed => false,
+            Residence::Device | Residence::Both => true,
+            Residence::StreamedExperts => !matches!(sublayer, Sublayer::Up | Sublayer::Down),
+        }
+    }
 }
 
 /// The six sublayers of a block, in LIA's order (LIA §3, Table 1).

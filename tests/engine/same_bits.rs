@@ -251,13 +251,17 @@ fn run(
     Ok(compared)
 }
 
-/// The same for a mixture: both parts of a feed-forward are on one side, or its experts are divided.
+/// The same for a mixture: both parts of a feed-forward are on one side, or its experts are divided or streamed alone.
 fn any_mixture(spec: &ModelSpec) -> impl Strategy<Value = Place> + use<> {
     let counts: Vec<usize> = (0..spec.n_layers).map(|l| spec.experts_of(l).map_or(0, |e| e.count)).collect();
-    let divided = prop::collection::vec(prop::option::of(any::<prop::sample::Index>()), counts.len());
-    (any_place(counts.len()), divided).prop_map(move |(mut place, divided)| {
-        let layers = place.placement.layers.iter_mut().zip(divided).zip(&counts);
-        for ((layer, divided), &count) in layers.filter(|(_, count)| **count > 0) {
+    let divided = prop::option::of(any::<prop::sample::Index>());
+    let how = prop::collection::vec((divided, any::<bool>()), counts.len());
+    (any_place(counts.len()), how).prop_map(move |(mut place, how)| {
+        let layers = place.placement.layers.iter_mut().zip(how).zip(&counts);
+        for ((layer, (divided, alone)), &count) in layers.filter(|(_, count)| **count > 0) {
+            if layer.weights == Residence::Streamed && alone {
+                layer.weights = Residence::StreamedExperts;
+            }
             for policy in [&mut layer.prefill, &mut layer.decode] {
                 policy.0[Sublayer::Down as usize] = policy.0[Sublayer::Up as usize];
             }

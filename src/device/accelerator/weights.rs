@@ -56,6 +56,13 @@ pub struct LinearWeight {
     pub bias: DevPtr,
 }
 
+impl LinearWeight {
+    /// The same, in an image at `to` instead of `from`.
+    fn moved(&self, from: DevPtr, to: DevPtr) -> LinearWeight {
+        LinearWeight { ptr: moved(self.ptr, from, to), bias: moved(self.bias, from, to), ..*self }
+    }
+}
+
 /// Weights of a norm, f32 `[d]`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct NormWeight {
@@ -163,7 +170,36 @@ fn elsewhere() -> Error {
     Error::usage("a feed-forward on a device that has none of its matrices")
 }
 
+/// An address that was made for memory at `from`, in memory at `to`.
+fn moved(p: DevPtr, from: DevPtr, to: DevPtr) -> DevPtr {
+    if p.is_null() { p } else { DevPtr(p.0 - from.0 + to.0) }
+}
+
 impl FeedForward {
+    /// The same, in an image at `to` instead of `from`.
+    pub fn moved(&self, from: DevPtr, to: DevPtr) -> FeedForward {
+        let at = |p| moved(p, from, to);
+        let linear = |w: &LinearWeight| w.moved(from, to);
+        let up = |w: &UpWeight| match w {
+            UpWeight::GateUp(w) => UpWeight::GateUp(linear(w)),
+            UpWeight::Separate(gate, up) => UpWeight::Separate(linear(gate), linear(up)),
+            UpWeight::Plain(w) => UpWeight::Plain(linear(w)),
+        };
+        let ffn = |w: &FfnWeights| FfnWeights { up: up(&w.up), down: linear(&w.down) };
+        match self {
+            FeedForward::Dense(dense) => FeedForward::Dense(ffn(dense)),
+            FeedForward::Experts(e) => FeedForward::Experts(Box::new(ExpertWeights {
+                router: at(e.router),
+                up: linear(&e.up),
+                down: linear(&e.down),
+                shared: e.shared.as_ref().map(|(of, gate)| (ffn(of), at(*gate))),
+                slots: at(e.slots),
+                ..**e
+            })),
+            FeedForward::Elsewhere => FeedForward::Elsewhere,
+        }
+    }
+
     /// Returns an error if it is not here, which is a mistake of the caller: no placement computes it here.
     ///
     /// # Errors
@@ -191,15 +227,9 @@ impl LayerWeights {
     /// These weights after the image that they lie in has moved from one address to another. The RoPE tables are not
     /// part of the image and do not move.
     pub fn moved(&self, from: DevPtr, to: DevPtr) -> LayerWeights {
-        let at = |p: DevPtr| if p.is_null() { p } else { DevPtr(p.0 - from.0 + to.0) };
+        let at = |p| moved(p, from, to);
         let norm = |n: &NormWeight| NormWeight { w: at(n.w), b: at(n.b) };
-        let linear = |w: &LinearWeight| LinearWeight { ptr: at(w.ptr), bias: at(w.bias), ..*w };
-        let up = |w: &UpWeight| match w {
-            UpWeight::GateUp(w) => UpWeight::GateUp(linear(w)),
-            UpWeight::Separate(gate, up) => UpWeight::Separate(linear(gate), linear(up)),
-            UpWeight::Plain(w) => UpWeight::Plain(linear(w)),
-        };
-        let ffn = |w: &FfnWeights| FfnWeights { up: up(&w.up), down: linear(&w.down) };
+        let linear = |w: &LinearWeight| w.moved(from, to);
         LayerWeights {
             attn_norm: norm(&self.attn_norm),
             qkv: self.qkv.iter().map(linear).collect(),
@@ -209,18 +239,7 @@ impl LayerWeights {
             o: linear(&self.o),
             post_attn: at(self.post_attn),
             ffn_norm: norm(&self.ffn_norm),
-            ffn: match &self.ffn {
-                FeedForward::Dense(dense) => FeedForward::Dense(ffn(dense)),
-                FeedForward::Experts(e) => FeedForward::Experts(Box::new(ExpertWeights {
-                    router: at(e.router),
-                    up: linear(&e.up),
-                    down: linear(&e.down),
-                    shared: e.shared.as_ref().map(|(of, gate)| (ffn(of), at(*gate))),
-                    slots: at(e.slots),
-                    ..**e
-                })),
-                FeedForward::Elsewhere => FeedForward::Elsewhere,
-            },
+            ffn: self.ffn.moved(from, to),
             post_ffn: at(self.post_ffn),
             windowed: self.windowed,
             rope: self.rope,

@@ -25,6 +25,18 @@ pub(super) enum Weights {
     Resident(LayerWeights),
     /// In pinned host memory, fetched to a staging buffer; with the parts that stay on the device.
     Streamed(LayerImage, Staying),
+    /// In the device's memory but for the experts, which are fetched to a staging buffer.
+    StreamedExperts(LayerWeights, LayerImage),
+}
+
+impl Weights {
+    /// What is fetched to a staging buffer.
+    fn image(&self) -> Option<&LayerImage> {
+        match self {
+            Weights::Streamed(image, _) | Weights::StreamedExperts(_, image) => Some(image),
+            Weights::Absent(..) | Weights::Resident(_) => None,
+        }
+    }
 }
 
 /// The parts of a streamed layer that are always on the device.
@@ -125,10 +137,10 @@ impl DeviceHalf {
         format!("{}, sm_{}, {} activations", info.name, info.sm, self.shape.act_name())
     }
 
-    /// The weights of a layer, for work enqueued on the compute lane from now on.
+    /// The weights of a layer, for work enqueued on the compute lane from now on. Streamed experts are with [`Self::feed_forward`] only.
     fn weights(&mut self, layer: usize) -> Result<LayerWeights> {
         match &self.layers[layer] {
-            Weights::Resident(w) => Ok(w.clone()),
+            Weights::Resident(w) | Weights::StreamedExperts(w, _) => Ok(w.clone()),
             // No operation reads weights of such a layer on the device.
             Weights::Absent(layout, rope) => Ok(layout.at(DevPtr::NULL, *rope)),
             Weights::Streamed(image, staying) if self.fetched.contains(&layer) => {
@@ -140,11 +152,21 @@ impl DeviceHalf {
         }
     }
 
-    /// Enqueues the copy of a streamed layer, over the oldest layer in the staging buffers.
+    /// The same for its feed-forward.
+    fn feed_forward(&mut self, layer: usize) -> Result<LayerWeights> {
+        match &self.layers[layer] {
+            Weights::StreamedExperts(w, image) => {
+                let stream = self.stream.as_mut().expect("staging buffers for streamed layers");
+                let staged = stream.acquire(&image.layout, w.rope)?;
+                Ok(LayerWeights { ffn: staged.ffn, ..w.clone() })
+            }
+            _ => self.weights(layer),
+        }
+    }
+
+    /// Enqueues the copy of a streamed layer, or its experts, over the oldest layer in the staging buffers.
     pub fn fetch(&mut self, layer: usize) -> Result<()> {
-        let Weights::Streamed(image, _) = &self.layers[layer] else {
-            unreachable!("layer {layer} is not streamed")
-        };
+        let image = self.layers[layer].image().expect("the layer is streamed");
         let stream = self.stream.as_mut().expect("staging buffers for streamed layers");
         if self.fetched.len() == 2
             && let Some(oldest) = self.fetched.pop_front()
@@ -173,8 +195,10 @@ impl DeviceHalf {
     pub fn residual(&self, layer: Option<usize>, of: Sublayer) -> Residual {
         let Some(layer) = layer else { return Residual::None };
         match (&self.layers[layer], of) {
-            (Weights::Resident(w), Sublayer::Out) => Residual::after(w.post_attn),
-            (Weights::Resident(w), _) => Residual::after(w.post_ffn),
+            (Weights::Resident(w) | Weights::StreamedExperts(w, _), Sublayer::Out) => {
+                Residual::after(w.post_attn)
+            }
+            (Weights::Resident(w) | Weights::StreamedExperts(w, _), _) => Residual::after(w.post_ffn),
             (Weights::Streamed(_, staying), Sublayer::Out) => Residual::after(staying.post[0]),
             (Weights::Streamed(_, staying), _) => Residual::after(staying.post[1]),
             // Computed on the host, and already normed.
@@ -246,9 +270,9 @@ impl DeviceHalf {
             Kind::OutProj => accel.out_proj(&cx, &self.weights(l)?, rows),
             Kind::FfnUp { add } => {
                 let residual = added(self, add, layer, Sublayer::Out);
-                accel.ffn_up(&cx, &self.weights(l)?, residual, rows)
+                accel.ffn_up(&cx, &self.feed_forward(l)?, residual, rows)
             }
-            Kind::FfnDown => accel.ffn_down(&cx, &self.weights(l)?, rows),
+            Kind::FfnDown => accel.ffn_down(&cx, &self.feed_forward(l)?, rows),
             Kind::AddShare => accel.add_share(&cx, &self.weights(l)?, rows),
             Kind::Head { add } => {
                 let residual = added(self, add, self.layers.len().checked_sub(1), Sublayer::Down);

@@ -33,8 +33,7 @@ pub(super) fn device(
     let mut upload = Upload::new(accel, spec, weights, sizes.shape.act, pool, progress);
     let rope = upload.rope(options.context)?;
     if let Some(node) = &options.weights_node {
-        let streamed = sizes.layouts(placement).filter(|(l, _)| l.weights == Residence::Streamed);
-        node.check(streamed.map(|(_, layout)| layout.bytes as u64).sum())?;
+        node.check(sizes.staged(placement).map(|bytes| bytes as u64).sum())?;
     }
     let mut layers = Vec::with_capacity(spec.n_layers);
     let mut bytes_per_step = 0;
@@ -58,6 +57,12 @@ pub(super) fn device(
                 let image = LayerImage::on(layout.clone(), &upload.source(), options.weights_node.as_ref())?;
                 LayerOnDevice::Streamed(image, staying)
             }
+            Residence::StreamedExperts => {
+                bytes_per_step += layout.matrix_bytes(spec);
+                let experts = sizes.feed_forward(layout.layer);
+                let image = LayerImage::on(experts, &upload.source(), options.weights_node.as_ref())?;
+                LayerOnDevice::StreamedExperts(layout.at(upload.layer(layout)?, rope), image)
+            }
         });
     }
     let head = if placement.head == Side::Device { Some(upload.head()?) } else { None };
@@ -69,12 +74,8 @@ pub(super) fn device(
         Side::Host => None,
     };
     let mut buffers = upload.finish()?;
-    let largest = sizes
-        .layouts(placement)
-        .filter(|(l, _)| l.weights == Residence::Streamed)
-        .map(|(_, layout)| layout.bytes)
-        .max();
-    let stream = largest.map(|bytes| LayerStream::new(&runtime, 2, bytes)).transpose()?;
+    let stream =
+        sizes.staged(placement).max().map(|bytes| LayerStream::new(&runtime, 2, bytes)).transpose()?;
     let mut zeroed = |bytes: usize| -> Result<DevPtr> {
         if bytes == 0 {
             return Ok(DevPtr::NULL);

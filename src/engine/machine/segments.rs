@@ -6,7 +6,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
-use crate::program::{Flow, Kind, Op, Placement, Program, Residence, Unit};
+use crate::program::{Buffer, Flow, Kind, Op, Placement, Program, Residence, Unit};
 
 /// Steps of at most this many rows are recorded.
 pub(super) const GRAPH_ROWS: usize = 64;
@@ -31,9 +31,10 @@ pub(super) fn segments(
     rows: &[u32],
 ) -> Vec<Segment> {
     // The weights of a streamed layer may be in either staging buffer.
-    let streamed = |op: &Op| {
-        let layer = op.layer.map(|l| placement.layers[l as usize].weights);
-        layer == Some(Residence::Streamed)
+    let streamed = |op: &Op| match op.layer.map(|l| placement.layers[l as usize].weights) {
+        Some(Residence::Streamed) => true,
+        Some(Residence::StreamedExperts) => op.reads.iter().any(|r| matches!(r.buffer, Buffer::Weights(_))),
+        _ => false,
     };
     let (ops, layered) = (program.ops.as_slice(), program.flow == Flow::Async);
     let plain = |op: &Op| op.unit == Unit::Gpu && !streamed(op) && !program.is_of_cohort(op);

@@ -189,11 +189,29 @@ impl Sizes {
         placement: &'a Placement,
     ) -> impl Iterator<Item = (&'a LayerPlacement, &'a LayerLayout)> {
         let of = |(l, at): (usize, &'a LayerPlacement)| {
-            let whole = at.weights == Residence::Streamed || at.computes_ffn_on(Side::Device);
+            let whole = match at.weights {
+                Residence::Streamed => true,
+                Residence::StreamedExperts => false,
+                _ => at.computes_ffn_on(Side::Device),
+            };
             let bare = self.bare.get(l).and_then(Option::as_ref).filter(|_| !whole);
             (at, bare.unwrap_or(&self.layouts[l]))
         };
         placement.layers.iter().enumerate().map(of)
+    }
+
+    /// The layout of a layer's feed-forward alone.
+    pub(super) fn feed_forward(&self, layer: usize) -> LayerLayout {
+        self.layouts[layer].feed_forward()
+    }
+
+    /// Bytes of each image that takes its turn in a staging buffer.
+    pub(super) fn staged(&self, placement: &Placement) -> impl Iterator<Item = usize> {
+        placement.layers.iter().zip(&self.layouts).filter_map(|(at, layout)| match at.weights {
+            Residence::Streamed => Some(layout.bytes),
+            Residence::StreamedExperts => Some(layout.feed_forward_bytes()),
+            Residence::Host | Residence::Device | Residence::Both => None,
+        })
     }
 
     /// The shape of a placement's steps on the device: without experts if the host computes all of them.
@@ -353,7 +371,7 @@ impl Sizes {
         if heads {
             weights += takes(self.head);
         }
-        let mut largest = 0;
+        let largest = self.staged(placement).map(rounded).max().unwrap_or(0);
         let mut kv = 0;
         let paging = self.paging_if(placement, streams);
         for (layer, layout) in self.layouts(placement) {
@@ -361,10 +379,8 @@ impl Sizes {
                 Residence::Device | Residence::Both => {
                     weights += takes(layout.bytes_with(layer.device_experts) as u64);
                 }
-                Residence::Streamed => {
-                    largest = largest.max(rounded(layout.bytes));
-                    weights += self.post_norms;
-                }
+                Residence::StreamedExperts => weights += takes(layout.bytes as u64),
+                Residence::Streamed => weights += self.post_norms,
                 Residence::Host => {}
             }
             kv += if layer.kv == Side::Device { takes(self.pages_bytes(paging.device)) } else { 0 };
@@ -402,12 +418,10 @@ impl Sizes {
         let mut memory = self.host;
         memory.kv = 0;
         let paging = self.paging(placement);
-        for ((layer, layout), bytes) in self.layouts(placement).zip(&self.host_layers) {
+        memory.weights += self.staged(placement).map(|bytes| bytes as u64).sum::<u64>();
+        for (layer, bytes) in placement.layers.iter().zip(&self.host_layers) {
             if layer.computes_on_host() {
                 memory.weights += bytes;
-            }
-            if layer.weights == Residence::Streamed {
-                memory.weights += layout.bytes as u64;
             }
             memory.kv += self.pages_bytes(if layer.kv == Side::Host { paging.host } else { paging.far });
         }
@@ -459,10 +473,19 @@ impl Sizes {
                     layout.layer
                 )));
             }
-            if let Some(why) = layout.elsewhere().filter(|_| layer.computes_ffn_on(Side::Device)) {
+            let whole = &self.layouts[layout.layer];
+            if let Some(why) = whole.elsewhere().filter(|_| layer.computes_ffn_on(Side::Device)) {
                 return Err(Error::Unsupported(format!(
                     "layer {} on a device: {why}, which run on the CPU only for now; use `strategy` cpu-moe, which leaves them \
                      there, or `device` cpu",
+                    layout.layer
+                )));
+            }
+            if layer.weights == Residence::StreamedExperts
+                && (!self.is_mixture(layout.layer) || layer.is_divided())
+            {
+                return Err(Error::usage(format!(
+                    "layer {}: experts are streamed of a mixture that is not divided",
                     layout.layer
                 )));
             }

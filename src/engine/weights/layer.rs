@@ -1,5 +1,7 @@
 //! A layer's layout: where each of its parts lies in one contiguous image, independent of the image's address.
 
+use std::ops::Range;
+
 use super::matrix::{ExpertMatrices, FfnMatrices, LayerMatrices, Matrix, Pair, tensor};
 use crate::device::{
     Accelerator, DevPtr, ExpertWeights, FeedForward, FfnWeights, LayerWeights, LinearWeight, NormWeight,
@@ -109,6 +111,8 @@ pub struct LayerLayout {
     elsewhere: Option<String>,
     /// Disjoint pieces, ascending.
     pub(super) pieces: Vec<Piece>,
+    /// Bytes of the image that are the feed-forward's.
+    ffn: Range<usize>,
     /// Addresses in an image at [`ORIGIN`].
     at_origin: LayerWeights,
 }
@@ -316,7 +320,9 @@ impl LayerLayout {
         let o = p.matrix(&matrices.o, true)?;
         let post_attn = p.plain(&block.post_attn)?;
         let ffn_norm = p.norm(&block.ffn_norm)?;
+        let before = p.next;
         let ffn = p.feed_forward(&block, &matrices.ffn, divided)?;
+        let of_ffn = before..p.next;
         let post_ffn = p.plain(&block.post_ffn)?;
         let at_origin = LayerWeights {
             attn_norm,
@@ -337,7 +343,41 @@ impl LayerLayout {
             FfnMatrices::Elsewhere(why) => Some(why),
             FfnMatrices::Dense(_) | FfnMatrices::Experts(_) => None,
         };
-        Ok(LayerLayout { layer, bytes: p.next, sinks, elsewhere, pieces: p.pieces, at_origin })
+        Ok(LayerLayout { layer, bytes: p.next, sinks, elsewhere, pieces: p.pieces, ffn: of_ffn, at_origin })
+    }
+
+    /// The layout of its feed-forward alone.
+    pub fn feed_forward(&self) -> LayerLayout {
+        let Range { start, end } = self.ffn;
+        let here = self.pieces.iter().filter(|p| self.ffn.contains(&p.at));
+        let none = LinearWeight { ptr: DevPtr::NULL, bias: DevPtr::NULL, ..self.at_origin.o };
+        LayerLayout {
+            layer: self.layer,
+            bytes: end - start,
+            sinks: false,
+            elsewhere: self.elsewhere.clone(),
+            pieces: here.map(|p| Piece { at: p.at - start, ..p.clone() }).collect(),
+            ffn: 0..end - start,
+            at_origin: LayerWeights {
+                attn_norm: NormWeight::default(),
+                qkv: Vec::new(),
+                qkv_bias: DevPtr::NULL,
+                q_norm: DevPtr::NULL,
+                k_norm: DevPtr::NULL,
+                o: none,
+                post_attn: DevPtr::NULL,
+                ffn_norm: NormWeight::default(),
+                ffn: self.at_origin.ffn.moved(ORIGIN.add(start), ORIGIN),
+                post_ffn: DevPtr::NULL,
+                windowed: self.at_origin.windowed,
+                rope: [DevPtr::NULL; 2],
+            },
+        }
+    }
+
+    /// Bytes of the image of its [feed-forward alone](Self::feed_forward).
+    pub fn feed_forward_bytes(&self) -> usize {
+        self.ffn.len()
     }
 
     /// The weights of an image at `base`, with these tables of RoPE, which all layers share.

@@ -55,7 +55,12 @@ struct OnHost {
     experts: usize,
     /// Experts on the GPU of all these blocks together, shared evenly.
     divided: usize,
+    /// Whether experts of blocks that have all of them on the CPU are copied to the GPU for prompts, layer by layer.
+    streams: bool,
 }
+
+/// Nothing.
+const NONE: OnHost = OnHost { blocks: 0, experts: 0, divided: 0, streams: false };
 
 impl OnHost {
     /// Experts of block `l` that are on the GPU, where it has some on the CPU.
@@ -64,6 +69,12 @@ impl OnHost {
         let (each, more) = (self.divided / among.max(1), self.divided % among.max(1));
         (each + usize::from(l - self.blocks < more)) as u16
     }
+}
+
+/// A block of experts that the host computes for decode rows and the GPU, to which they are copied, for prompts.
+fn streamed(kv: Side) -> LayerPlacement {
+    let prefill = layer(kv, Side::Device).prefill;
+    LayerPlacement { weights: Residence::StreamedExperts, prefill, ..layer(kv, Side::Host) }
 }
 
 /// A block with its attention's products on the GPU, and its feed-forward on `ffn`.
@@ -85,6 +96,7 @@ fn place(planner: &Planner<'_>, sides: Sides, [embedding, head]: Ends, on_host: 
         l if l < on_host.blocks => LayerPlacement::all(Side::Host),
         l if spec.experts_of(l).is_none() => layer(sides.kv, sides.dense),
         l if l < on_host.experts => match on_host.on_device(l) {
+            0 if on_host.streams => streamed(sides.kv),
             0 => layer(sides.kv, Side::Host),
             n => LayerPlacement {
                 weights: Residence::Both,
@@ -125,18 +137,20 @@ fn fixed(planner: &Planner<'_>) -> Option<OnHost> {
     let n = planner.sizes.layers();
     let all = planner.sizes.spec.experts.as_ref().map_or(0, |e| e.count);
     let experts = if on_gpu < all { n } else { 0 };
-    Some(OnHost { blocks: 0, experts, divided: on_gpu * experts })
+    Some(OnHost { experts, divided: on_gpu * experts, ..NONE })
 }
 
 fn searched(planner: &Planner<'_>, strategy: Strategy) -> Candidate {
     let (n, chunks) = (planner.sizes.layers(), planner.chunks());
     let fixed = fixed(planner).filter(|_| strategy == Strategy::Experts);
     let mut found: Vec<Found> = Vec::new();
+    let streaming = if strategy == Strategy::Experts { &[false, true][..] } else { &[false] };
     if planner.hardware.accelerator.is_some() {
         // The host attends with sinks, where there are any.
         let sinks = planner.sizes.spec.sinks;
         for sides in SIDES.into_iter().filter(|sides| !sinks || sides.kv == Side::Host) {
-            for ends in ENDS {
+            for (ends, &streams) in ENDS.into_iter().flat_map(|ends| streaming.iter().map(move |s| (ends, s)))
+            {
                 for &chunk in &chunks {
                     let memory = |on: OnHost| planner.memory(&place(planner, sides, ends, on), chunk);
                     // The more there is on the GPU the less is on the host, which may be short, too.
@@ -144,17 +158,19 @@ fn searched(planner: &Planner<'_>, strategy: Strategy) -> Candidate {
                         let gpu = memory(on).gpu;
                         gpu.total <= gpu.available
                     };
-                    let with = |experts: usize| OnHost { blocks: 0, experts, divided: 0 };
+                    let with = |experts: usize| OnHost { experts, streams, ..NONE };
+                    let fixed = fixed.map(|on| OnHost { streams: streams && on.divided == 0, ..on });
                     let on_host = fixed.unwrap_or_else(|| match fits(with(n)) {
                         false => {
-                            let of = |blocks| OnHost { blocks, experts: n, divided: 0 };
+                            let of = |blocks| OnHost { blocks, ..with(n) };
                             of(n - most(n, |on_gpu| fits(of(n - on_gpu))))
                         }
                         true if strategy == Strategy::CpuMoe => with(n),
                         true => with(n - most(n, |on_gpu| fits(with(n - on_gpu)))),
                     });
-                    // With all blocks on the CPU it is another strategy.
-                    if on_host.blocks == n || !memory(on_host).fits() {
+                    // With all blocks on the CPU it is another strategy, and with all experts on the GPU none is copied.
+                    let nothing = streams && (!on_host.streams || on_host.experts <= on_host.blocks);
+                    if on_host.blocks == n || nothing || !memory(on_host).fits() {
                         continue;
                     }
                     found.push(Found::new(planner, sides, ends, chunk, on_host));
@@ -163,7 +179,7 @@ fn searched(planner: &Planner<'_>, strategy: Strategy) -> Candidate {
         }
     }
     if found.is_empty() {
-        let none = fixed.unwrap_or(OnHost { blocks: 0, experts: n, divided: 0 });
+        let none = fixed.unwrap_or(OnHost { experts: n, ..NONE });
         let placement = place(planner, SIDES[2], ENDS[2], none);
         return planner
             .candidate(strategy, draft(planner, placement, planner.default_chunk(), SIDES[2], none));
@@ -220,7 +236,7 @@ impl Found {
             (0..=EIGHTHS).map(|part| on_host.experts + (n - on_host.experts) * part / EIGHTHS).collect();
         tried.dedup();
         let of = |experts: usize| {
-            let with = |divided: usize| OnHost { experts, divided, ..on_host };
+            let with = |divided: usize| OnHost { experts, divided, streams: false, ..on_host };
             let divided = most(experts * most_of_one, |divided| fits(with(divided)));
             (divided > 0).then(|| Found::new(planner, sides, ends, chunk, with(divided)))
         };
@@ -231,13 +247,13 @@ impl Found {
 /// All on the GPU but for the experts of the first N blocks, without a look at time.
 pub(super) fn ncmoe(planner: &Planner<'_>) -> Candidate {
     let (n, sides, ends) = (planner.sizes.layers(), SIDES[0], ENDS[0]);
-    let at = |experts: usize| place(planner, sides, ends, OnHost { blocks: 0, experts, divided: 0 });
+    let at = |experts: usize| place(planner, sides, ends, OnHost { experts, ..NONE });
     let chunk = planner.default_chunk();
     let experts = planner.request.fixed.experts_on_host.unwrap_or_else(|| {
         let usable = planner.hardware.accelerator.is_some();
         n - most(n, |on_gpu| usable && planner.memory(&at(n - on_gpu), chunk).fits())
     });
-    let on_host = OnHost { blocks: 0, experts, divided: 0 };
+    let on_host = OnHost { experts, ..NONE };
     let draft = draft(planner, at(experts), chunk, sides, on_host);
     match planner.hardware.accelerator {
         Some(_) => planner.fastest(vec![draft], Strategy::Ncmoe),
@@ -263,6 +279,9 @@ fn draft(planner: &Planner<'_>, placement: Placement, chunk: u64, sides: Sides, 
         (Side::Device, experts) => format!("{experts} on the CPU, attention on the GPU"),
         (Side::Host, experts) => format!("{experts}, keys and values on the CPU"),
     };
+    if on_host.streams {
+        reason += ", copied to the GPU for prompts";
+    }
     if on_host.blocks > 0 {
         reason += &format!(", the first {} of {n} blocks on the CPU", on_host.blocks);
     }

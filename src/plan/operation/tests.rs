@@ -100,7 +100,7 @@ fn every_kind_by_hand() {
         (carry(Cargo::Qkv, device), H2d, rows, 3.0 * 4.0 * (q + 2.0 * kv)),
         (carry(Cargo::Attn, device), H2d, rows, 3.0 * 2.0 * q),
         (carry(Cargo::Act, host), D2h, rows, 2.0 * 3.0 * 2.0 * ff),
-        (Kind::Stream { slot: 1 }, H2d, Work::default(), layer),
+        (Kind::Stream { slot: 1, experts: false }, H2d, Work::default(), layer),
         (Kind::PageIn { staged: None }, H2d, pages, 5.0 * page),
         (Kind::PageOut { staged: Some(0) }, D2h, pages, 2.0 * 5.0 * page),
     ] {
@@ -166,7 +166,8 @@ fn a_streamed_layer_costs_the_link() {
     let costs = OpCosts::new(&roofline, &s);
     let (_, link) = h.accelerator.unwrap();
     let want = link.latency_s + s.blocks[7].total().device as f64 / link.h2d_bw;
-    let got = costs.seconds(&op(Kind::Stream { slot: 0 }, Unit::H2d, Some(7), Work::default()));
+    let got =
+        costs.seconds(&op(Kind::Stream { slot: 0, experts: false }, Unit::H2d, Some(7), Work::default()));
     assert_eq!(got, want);
     assert!((got - 386e6 / 16e9).abs() < 1e-3, "{got}");
 }

@@ -10,8 +10,8 @@ use crate::plan::Sizes;
 use crate::plan::cost::{self, Scan};
 use crate::plan::operation::list_words;
 use crate::program::{
-    Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, PageMove, Phase, Placement, RequestId, Residence,
-    Side, SubBatch, Wants, Work, cohort_pieces, copy_lanes_pay, lower, waits,
+    Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, PageMove, Phase, Placement, RequestId, Side,
+    SubBatch, Wants, Work, cohort_pieces, copy_lanes_pay, lower, waits,
 };
 
 /// Layers of a run that are priced; the others take as long as one more than these.
@@ -75,7 +75,7 @@ impl Kinds {
             streams_decode,
             streams_prompts,
             pieces: cohort_pieces(placement),
-            streams_weights: placement.layers.iter().any(|at| at.weights == Residence::Streamed),
+            streams_weights: placement.layers.iter().any(|at| at.weights.is_staged()),
             counts,
             firsts,
             windows,
@@ -438,7 +438,7 @@ impl Alike {
         let staged = |slot: Option<u8>| slot.map(|_| 0);
         // The slot says where, not how long.
         let (kind, last, moved) = match op.kind {
-            Kind::Stream { .. } => (Kind::Stream { slot: 0 }, false, None),
+            Kind::Stream { experts, .. } => (Kind::Stream { slot: 0, experts }, false, None),
             Kind::Append { mailbox, staged: s } => (Kind::Append { mailbox, staged: staged(s) }, false, None),
             Kind::Attend { part, from_mailbox, to_mailbox, staged: s } => {
                 (Kind::Attend { part, from_mailbox, to_mailbox, staged: staged(s) }, false, None)

@@ -96,7 +96,7 @@ impl Walk<'_> {
                 reads.push(rows(flip(to), what));
                 writes.push(rows(to, what));
             }
-            Kind::Stream { slot } => writes.push(Buffer::Weights(slot)),
+            Kind::Stream { slot, .. } => writes.push(Buffer::Weights(slot)),
             Kind::PageOut { .. } | Kind::PageIn { .. } | Kind::Join => {}
         }
         let row_wise =

@@ -4,33 +4,36 @@
 //! wait for this layer's computation.
 
 use super::blank;
-use super::block::Lane;
+use super::block::{Lane, is_staged};
 use super::whole;
 use crate::program::op::{Buffer, Kind, Op, Unit};
+use crate::program::placement::Residence;
 
 /// Streamed layers, and which of them is next.
 pub(super) struct Ahead {
-    layers: Vec<u32>,
+    layers: Vec<(u32, Residence)>,
     buffers: usize,
     next: usize,
 }
 
 impl Ahead {
     /// Of these layers, ascending, through that many staging buffers by turns.
-    pub fn new(layers: Vec<u32>, buffers: usize) -> Ahead {
+    pub fn new(layers: Vec<(u32, Residence)>, buffers: usize) -> Ahead {
         Ahead { layers, buffers, next: 0 }
     }
 
     /// Issues weights of layers before `end` as far as there are buffers, where the operations of the layers before `issued`
     /// are issued.
     pub fn weights(&mut self, ops: &mut Vec<Op>, issued: usize, end: usize) {
-        let before = |end: usize| move |&l: &u32| (l as usize) < end;
+        let before = |end: usize| move |&(l, _): &(u32, Residence)| (l as usize) < end;
         let upto = self.layers.partition_point(before(issued)) + self.buffers;
         let upto = upto.min(self.layers.partition_point(before(end)));
         for at in self.next..upto {
             let slot = self.slot(at);
             let writes = vec![whole(Buffer::Weights(slot))];
-            ops.push(Op { layer: Some(self.layers[at]), writes, ..blank(Kind::Stream { slot }, Unit::H2d) });
+            let (layer, weights) = self.layers[at];
+            let kind = Kind::Stream { slot, experts: weights == Residence::StreamedExperts };
+            ops.push(Op { layer: Some(layer), writes, ..blank(kind, Unit::H2d) });
         }
         self.next = self.next.max(upto);
     }
@@ -44,8 +47,8 @@ impl Ahead {
     /// Operations with a streamed layer's weights read its staging buffer.
     pub fn assign(&self, ops: &mut [Op]) {
         for op in ops {
-            let layer = op.layer.filter(|_| op.unit == Unit::Gpu && op.kind.has_weights());
-            if let Some(at) = layer.and_then(|l| self.layers.binary_search(&l).ok()) {
+            let at = op.layer.and_then(|l| self.layers.binary_search_by_key(&l, |&(l, _)| l).ok());
+            if let Some(at) = at.filter(|&at| is_staged(op, self.layers[at].1)) {
                 op.reads.push(whole(Buffer::Weights(self.slot(at))));
             }
         }

@@ -31,9 +31,10 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub fn uses_device_weights(&self, layer: u32) -> bool {
+    /// Whether the device computes with weights of a layer that do not stay there.
+    pub fn uses_staged(&self, layer: u32, weights: Residence) -> bool {
         let l = &self.layers[layer as usize];
-        l.pre.iter().chain(&l.post).any(|op| op.unit == Unit::Gpu && op.kind.has_weights())
+        l.pre.iter().chain(&l.post).any(|op| is_staged(op, weights))
     }
 }
 
@@ -402,11 +403,17 @@ impl<'a> Lowering<'a> {
     }
 }
 
+/// Whether an operation is the device's with weights that come to a staging buffer, of a layer whose weights are there.
+pub(super) fn is_staged(op: &Op, weights: Residence) -> bool {
+    let product = op.kind.product().filter(|_| op.unit == Unit::Gpu);
+    weights.is_staged() && product.is_some_and(|sublayer| !weights.stays_on_device(sublayer))
+}
+
 fn has_weights(layer: u32, weights: Residence, side: Side) -> Result<()> {
     let there = match (weights, side) {
         (Residence::Both, _) => true,
         // Host memory holds both layouts where the host computes with them, too.
-        (Residence::Streamed, _) => true,
+        (Residence::Streamed | Residence::StreamedExperts, _) => true,
         (Residence::Host, side) => side == Side::Host,
         (Residence::Device, side) => side == Side::Device,
     };

@@ -10,11 +10,11 @@
 //! Where the host computes layers, too, a cohort goes through a run of them without anybody's help, and is parked at the last: the
 //! device carries its residual stream over and goes on.
 
-use super::block::Lowering;
+use super::block::{Lowering, is_staged};
 use super::class::attention;
 use crate::program::iteration::{Flow, Iteration, Kv};
 use crate::program::op::{Kind, Op, Unit};
-use crate::program::placement::{Phase, Placement, Side, Sublayer};
+use crate::program::placement::{Phase, Placement, Residence, Side, Sublayer};
 use crate::{Error, Result};
 
 /// Operations that a cohort's attention of a layer is, where the host computes layers for the device's rows, too.
@@ -160,8 +160,8 @@ impl Cohort {
         ops.append(&mut self.head);
     }
 
-    pub fn uses_device_weights(&self, layer: u32) -> bool {
-        let here = |op: &Op| op.layer == Some(layer) && op.unit == Unit::Gpu && op.kind.has_weights();
-        self.ops.iter().any(here)
+    /// Whether the device computes with weights of a layer that do not stay there.
+    pub fn uses_staged(&self, layer: u32, weights: Residence) -> bool {
+        self.ops.iter().any(|op| op.layer == Some(layer) && is_staged(op, weights))
     }
 }

@@ -66,12 +66,12 @@ pub fn lower(placement: &Placement, iteration: &Iteration) -> Result<Program> {
             lanes.push(lowering.run()?);
         }
     }
-    // Streamed layers, in order, with the sublayers that the device computes.
-    let streamed: Vec<u32> = (0..placement.layers.len() as u32)
-        .filter(|&l| placement.layers[l as usize].weights == Residence::Streamed)
-        .filter(|&l| {
-            lanes.iter().any(|lane| lane.uses_device_weights(l))
-                || cohorts.iter().any(|cohort| cohort.uses_device_weights(l))
+    // Layers with something to stage that the device computes with, in order.
+    let streamed: Vec<(u32, Residence)> = (0..)
+        .zip(placement.layers.iter().map(|at| at.weights))
+        .filter(|&(l, weights)| {
+            lanes.iter().any(|lane| lane.uses_staged(l, weights))
+                || cohorts.iter().any(|cohort| cohort.uses_staged(l, weights))
         })
         .collect();
     let mut ahead = Ahead::new(streamed, placement.staging.buffers());

@@ -1,4 +1,4 @@
-//! Experts of a layer on both sides at a time.
+//! Experts of a layer on both sides at a time, and experts that are copied to the device for prompts.
 
 use std::io::Write;
 
@@ -79,6 +79,40 @@ fn divided_experts_take_what_was_predicted() {
         }
         // The CPU is the slower side: the less it has to read the sooner a step is done.
         assert!(steps.is_sorted_by(|a, b| a > b), "{machine}: {steps:?}");
+    }
+}
+
+/// Experts that the host has, and computes for decode rows; the device computes prompts with copies of them, which cross beside the
+/// layers before.
+#[test]
+fn streamed_experts_take_what_was_predicted() {
+    let m = mixture();
+    let isa = Isa::selected().unwrap();
+    let mut decode = Policy::all(Side::Device);
+    decode.0[4..].fill(Side::Host);
+    for machine in MACHINES {
+        let h = hardware::named(machine).unwrap();
+        let mut placement = Placement::all(Side::Device, 3, 0);
+        for layer in &mut placement.layers {
+            (layer.weights, layer.decode) = (Residence::StreamedExperts, decode);
+        }
+        let mut e = with(&m, machine, &placement, &options(128));
+        e.trace();
+        let got = executed(&mut e, 100);
+        let want = of_sizes(&PlanSizes::of_weights(&m.spec, &m.weights, isa), &h, &placement, 100);
+        for (phase, want, got) in [("prefill", want.0, got.0), ("decode", want.1, got.1)] {
+            let off = got / want - 1.0;
+            let line = format!(
+                "{machine}, streamed, {phase}: predicted {:.1} us, executed {:.1} us ({:+.1}%)",
+                1e6 * want,
+                1e6 * got,
+                100.0 * off
+            );
+            println!("{line}");
+            assert!(off.abs() < 0.1, "{line}");
+        }
+        let both = overlap(&e.timeline().unwrap(), Unit::Gpu, Unit::H2d);
+        assert!(both > 0.0, "{machine}: nothing was computed beside the copies");
     }
 }
 

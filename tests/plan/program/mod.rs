@@ -7,8 +7,9 @@ use proptest::prelude::*;
 use tandem::cache::PAGE_TOKENS;
 use tandem::program::virtual_machine::{Timeline, run};
 use tandem::program::{
-    COPY_LANE_ROWS, Far, Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, PageMove, Phase, Placement,
-    Policy, Program, RequestId, Residence, Side, Staging, SubBatch, Unit, Wants, check, lower, waits,
+    Buffer, COPY_LANE_ROWS, Far, Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, PageMove, Phase,
+    Placement, Policy, Program, RequestId, Residence, Side, Staging, SubBatch, Unit, Wants, check, lower,
+    waits,
 };
 
 const PAGE: u32 = PAGE_TOKENS as u32;
@@ -31,6 +32,7 @@ fn any_layer() -> impl Strategy<Value = LayerPlacement> {
     let weights = prop_oneof![
         Just(Residence::Both),
         Just(Residence::Streamed),
+        Just(Residence::StreamedExperts),
         Just(Residence::Host),
         Just(Residence::Device)
     ];
@@ -326,6 +328,43 @@ fn attention_on_the_host_is_published_and_collected_once_a_layer() {
     assert!(program.ops.iter().filter(|op| op.kind.name() == "attend").all(|op| op.unit == Unit::Host));
 }
 
+/// Streamed experts cross for the rows that the device computes, and only the products of the feed-forward wait for them.
+#[test]
+fn streamed_experts_cross_for_prompts_alone() {
+    let device = Policy::all(Side::Device);
+    let mut decode_policy = device;
+    decode_policy.0[4..].fill(Side::Host);
+    let layer = LayerPlacement {
+        weights: Residence::StreamedExperts,
+        prefill: device,
+        decode: decode_policy,
+        kv: Side::Device,
+        device_experts: 0,
+    };
+    let placement = Placement { layers: vec![layer; 3], ..Placement::all(Side::Device, 3, 8) };
+    let prompt = Group { phase: Phase::Prefill, tokens: 20, ..decode(0, 0, Kv::Device) };
+    for (group, crossings, reading) in [(prompt, 3, 6), (decode(0, 40, Kv::Device), 0, 0)] {
+        let iteration = Iteration::serial(vec![group], true);
+        let program = lower(&placement, &iteration).unwrap();
+        check(&program, &placement, &iteration).unwrap();
+        let staged = |op: &&Op| op.reads.iter().any(|r| matches!(r.buffer, Buffer::Weights(_)));
+        let streams = program.ops.iter().filter(|op| matches!(op.kind, Kind::Stream { experts: true, .. }));
+        assert_eq!(streams.count(), crossings);
+        let readers: Vec<Kind> = program.ops.iter().filter(staged).map(|op| op.kind).collect();
+        assert_eq!(readers.len(), reading);
+        assert!(readers.iter().all(|k| matches!(k, Kind::FfnUp { .. } | Kind::FfnDown)), "{readers:?}");
+        // A program whose copy is left out, or is of the whole layer, is found out.
+        if let Some(at) = program.ops.iter().position(|op| matches!(op.kind, Kind::Stream { .. })) {
+            let mut without = program.clone();
+            without.ops.remove(at);
+            check(&without, &placement, &iteration).unwrap_err();
+            let mut whole = program;
+            whole.ops[at].kind = Kind::Stream { slot: 0, experts: false };
+            check(&whole, &placement, &iteration).unwrap_err();
+        }
+    }
+}
+
 /// Pages that a layer's window has left are not streamed, and nobody attends them: of such layers the host has nothing to do.
 #[test]
 fn pages_behind_a_window_stay_where_they_are() {
@@ -465,7 +504,7 @@ fn streamed_pages_and_weights_hide_behind_the_layers_before() {
                 let costs = |op: &Op| match op.kind {
                     Kind::Stream { .. } => weights,
                     Kind::PageIn { .. } | Kind::PageOut { .. } => pages,
-                    kind if kind.has_weights() => compute,
+                    kind if kind.product().is_some() => compute,
                     _ => 0.0,
                 };
                 let timeline = run(&program, &costs);

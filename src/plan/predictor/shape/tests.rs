@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::model::synth;
+use crate::program::Residence;
 
 /// The classes of a lane: phase, where keys and values are, stored tokens, and new ones.
 type Lane<'a> = &'a [(Phase, Kv, u32, u32)];
