@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tandem::engine::Memory;
 use tandem::open::Decision;
-use tandem::program::{Far, LayerPlacement, Policy, Residence, Side};
+use tandem::program::{Far, LayerPlacement, Policy, Residence, Side, Sublayer};
 
 use super::predict;
 use super::progress::{self, megabytes};
@@ -115,8 +115,9 @@ impl Told<'_> {
     fn experts(&self, device: &str) -> String {
         let layers = &self.0.placement.layers;
         let on_host = layers.iter().take_while(|l| l.weights == Residence::Host).count();
-        let experts_from =
-            layers.iter().rposition(|l| l.weights == Residence::Both).map_or(on_host, |l| l + 1);
+        let there = |l: &LayerPlacement| matches!(l.weights, Residence::Both | Residence::StreamedExperts);
+        let experts_from = layers.iter().rposition(there).map_or(on_host, |l| l + 1);
+        let some = layers.iter().filter(|l| there(l)).count();
         let mut parts = Vec::new();
         if on_host > 0 {
             parts.push(format!("{} on the cpu", blocks(0..on_host)));
@@ -125,11 +126,21 @@ impl Told<'_> {
             Some(Side::Host) => ", keys and values",
             _ => "",
         };
-        if experts_from > on_host {
+        if experts_from - on_host > some {
+            let n = layers.len();
+            parts.push(format!(
+                "{} on {device}{kv} but for the experts of {some}, spread evenly",
+                blocks(on_host..n)
+            ));
+        } else if some > 0 {
             parts
                 .push(format!("{} on {device}, their experts{kv} on the cpu", blocks(on_host..experts_from)));
         }
-        if experts_from < layers.len() {
+        if layers.iter().any(|l| l.weights == Residence::StreamedExperts) {
+            let rows = self.0.placement.stream_rows.max(1);
+            parts.push(format!("copied to {device} for {rows} rows of prompts or more"));
+        }
+        if experts_from < layers.len() && experts_from - on_host == some {
             let but = if kv.is_empty() { "" } else { " but for keys and values" };
             parts.push(format!("{} wholly on {device}{but}", blocks(experts_from..layers.len())));
         }
@@ -185,7 +196,7 @@ impl Told<'_> {
 
     /// Adds the decision to `plan`.
     pub fn add_to(&self, plan: &mut Value) {
-        let resident = |l: &LayerPlacement| matches!(l.weights, Residence::Device | Residence::Both);
+        let resident = |l: &LayerPlacement| l.weights.stays_on_device(Sublayer::Qkv);
         let ends = [self.0.placement.embedding, self.0.placement.head];
         let on_gpu = self.0.placement.layers.iter().filter(|l| resident(l)).count()
             + ends.iter().filter(|&&side| side == Side::Device).count();

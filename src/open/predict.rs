@@ -13,7 +13,7 @@ use crate::plan::{
     programs,
 };
 use crate::profile::{ModelIdentity, kept_router};
-use crate::program::Placement;
+use crate::program::{Placement, Side};
 use crate::progress::Progress;
 use crate::simd::Isa;
 use crate::{Error, Result, sched};
@@ -259,7 +259,7 @@ pub(super) struct Scheduling {
 }
 
 impl Scheduling {
-    /// Predictions for schedulers of a model in this placement on this machine with this device.
+    /// Predictions for schedulers of a model on this machine with this device, all of it there.
     ///
     /// # Errors
     /// A description of hardware that cannot be read, or has no GPU.
@@ -267,12 +267,22 @@ impl Scheduling {
         settings: &Settings,
         model: &LoadedModel,
         device: (&Kind, &DeviceInfo),
-        placement: &Placement,
         progress: &dyn Progress,
     ) -> Result<Scheduling> {
         let basis = Basis::of(settings, model, Some(device), progress)?.expect("every device has figures");
         let sizes = sized(settings, model, progress)?;
-        Ok(Scheduling { source: basis.uncached(), sizes, placement: placement.clone() })
+        let placement = Placement::all(Side::Device, sizes.layers(), 0);
+        Ok(Scheduling { source: basis.uncached(), sizes, placement })
+    }
+
+    /// The same in this placement.
+    pub fn on(self, placement: Placement) -> Scheduling {
+        Scheduling { placement, ..self }
+    }
+
+    /// The placement with experts on the host that is fastest for `work`, of those that `fits` takes: see [`plan::experts_for_requests`].
+    pub fn experts_on_host<T>(&self, work: &Workload, fits: impl Fn(Placement) -> Option<T>) -> Option<T> {
+        plan::experts_for_requests(&*self.source, &self.sizes, work, fits).map(|found| found.1)
     }
 
     /// Predictions for a scheduler.

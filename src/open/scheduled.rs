@@ -9,10 +9,14 @@ use super::{Decision, Model, Requests, Running, details};
 use crate::cache::{KvGeometry, PAGE_TOKENS};
 use crate::device::{self, Kind, Runtime};
 use crate::engine::{Batcher, Engine, Sizes};
+use crate::plan::{ExpertCounts, Workload};
 use crate::program::{Placement, Side};
 use crate::progress::Progress;
 use crate::sched::{self, Targets};
 use crate::{Error, Result};
+
+/// Of a mixture that does not fit the device, requests whose keys and values are to be there, rather than more experts.
+const A_FEW: usize = 8;
 
 /// Default limit of concurrent sequences: beyond it, more sequences do not make a step's weights cheaper for each.
 const MOST_SEQUENCES: usize = 256;
@@ -66,6 +70,8 @@ pub struct Scheduled {
     pub details: Vec<String>,
     /// The accelerator's runtime, if it is used.
     pub runtime: Option<Arc<dyn Runtime>>,
+    /// Of a mixture of experts, those on each side.
+    experts: Option<ExpertCounts>,
     /// Whether requests may live on either side, so that schedulers differ.
     schedulers: bool,
     /// The predictions that schedulers use.
@@ -121,6 +127,7 @@ impl Model {
         }
         Ok(Scheduled {
             engine: Some(engine),
+            experts: decision.experts,
             decision: Some(decision),
             notes,
             details,
@@ -158,7 +165,30 @@ impl Model {
         options.sub_batches = 1 + settings.cohorts.unwrap_or(1);
         options.far_pages = Some(all);
         let most = options.kv_pages.map_or(all, |pages| pages.min(all));
-        let tiers = Sizes::new(spec, weights, &options, &*accelerator)?.tiers(most, all)?;
+        let info = accelerator.runtime().info().clone();
+        let scheduling = Scheduling::of(settings, &self.loaded, (kind, &info), progress)?;
+        let sizes = Sizes::new(spec, weights, &options, &*accelerator)?;
+        let whole = Placement::all(Side::Device, sizes.layers(), 0);
+        let tiers = match sizes.clone().tiers(&whole, most, all) {
+            // Schedulers that are asked for run mixtures that do not fit, too; left to itself, a planner finds the best place for one.
+            Err(Error::Capacity(what))
+                if spec.experts.is_some() && settings.strategies[..] != [Strategy::Auto] =>
+            {
+                let few = needs.pages(n.min(A_FEW)).min(most);
+                let work = Workload {
+                    prompt: needs.mean.0.max(1) as u64,
+                    gen_len: needs.mean.1 as u64,
+                    batch: n.min(A_FEW) as u64,
+                    chunk: options.chunk as u64,
+                };
+                let fits = |base: Placement| {
+                    let tiers = sizes.clone().tiers(&base, most, all).ok()?;
+                    (tiers.device_pages >= few).then_some(tiers)
+                };
+                scheduling.experts_on_host(&work, fits).ok_or(Error::Capacity(what))?
+            }
+            tiers => tiers?,
+        };
         if let Some(pages) = options.kv_pages.filter(|&pages| pages.min(all) > tiers.device_pages) {
             return Err(Error::usage(format!(
                 "`kv_pages` {pages}: {kind} has room for {} pages beside the weights; set at most that, or leave it out",
@@ -167,9 +197,9 @@ impl Model {
         }
         options.kv_pages = Some(tiers.device_pages);
         options.far_pages = (tiers.host_pages > 0).then_some(tiers.host_pages);
-        let info = accelerator.runtime().info().clone();
         let placement = Placement { host_pages: tiers.host_pages, ..tiers.placement.clone() };
-        let scheduling = Scheduling::of(settings, &self.loaded, (kind, &info), &placement, progress)?;
+        let experts = ExpertCounts::of(spec, &placement);
+        let scheduling = scheduling.on(placement);
         let runtime = Some(accelerator.runtime().clone());
         let name = kind.to_string();
         let engine = counted(progress, weights.bytes(), "loading weights", |done| {
@@ -177,13 +207,20 @@ impl Model {
             Engine::placed(spec, weights, &options, accelerator, &name, "gpu-only", placement, done)
         })?;
         let tokens = (tiers.device_pages * PAGE_TOKENS, tiers.host_pages * PAGE_TOKENS);
+        let which = match experts {
+            Some(experts) if experts.host > 0 => {
+                format!("weights but {} of {} experts", experts.host, experts.host + experts.device)
+            }
+            _ => "weights".to_owned(),
+        };
         let mut notes = vec![format!(
-            "weights on {name}, keys and values of {} tokens there and {} on the cpu",
+            "{which} on {name}, keys and values of {} tokens there and {} on the cpu",
             tokens.0, tokens.1
         )];
         notes.extend(details::clock(settings, &engine));
         Ok(Scheduled {
             engine: Some(engine),
+            experts,
             decision: None,
             notes,
             details: Vec::new(),
@@ -201,6 +238,11 @@ impl Scheduled {
     /// Tokens whose keys and values fit on the device, and on the host.
     pub fn tokens(&self) -> (usize, usize) {
         self.tokens
+    }
+
+    /// Of a mixture of experts, those on each side.
+    pub fn experts(&self) -> Option<ExpertCounts> {
+        self.experts
     }
 
     /// The names of the schedulers of `settings`; the placement's name if there is only continuous batching.

@@ -180,6 +180,7 @@ fn step(
         (Side::Device, Side::Host) => costs.transfer(Direction::ToHost, sizes.hidden(rows)),
         _ => 0.0,
     };
+    let placement = &*placement.at_rows(if phase == Phase::Prefill { rows } else { 0 });
     let spilled = spilled_tokens(placement, work, group.past);
     let mut out = vec![(costs.embed(placement.embedding, rows), 0.0)];
     let mut before = placement.embedding;

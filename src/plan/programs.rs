@@ -312,9 +312,10 @@ impl Pricer<'_> {
             wants,
         };
         let iteration = Iteration::serial(vec![one], false);
-        let program = lower(self.placement, &iteration)?;
-        let costs =
-            OpCosts::new(self.costs, self.sizes).of(&iteration).on(self.placement).times(group.sequences);
+        let prompt_rows = if phase == Phase::Prefill { group.total_rows() } else { 0 };
+        let placement = &*self.placement.at_rows(prompt_rows);
+        let program = lower(placement, &iteration)?;
+        let costs = OpCosts::new(self.costs, self.sizes).of(&iteration).on(placement).times(group.sequences);
         let timeline = run(&program, &costs);
         Ok((program, timeline))
     }

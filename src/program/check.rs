@@ -71,6 +71,7 @@ enum Goes {
 /// # Errors
 /// The first [`Fault`].
 pub fn check(program: &Program, placement: &Placement, iteration: &Iteration) -> Result<(), Fault> {
+    let placement = &*placement.at_rows(iteration.prompt_rows());
     let joins = iteration.cohorts().any(|(_, cohort)| cohort.at.is_some());
     for all in [true, false].into_iter().take(1 + usize::from(joins)) {
         walk(program, placement, iteration, &|_| all)?;

@@ -190,6 +190,12 @@ impl Iteration {
         }
     }
 
+    /// Rows of prompts.
+    pub fn prompt_rows(&self) -> u64 {
+        let groups = self.sub_batches.iter().flat_map(|b| &b.groups);
+        groups.filter(|g| g.phase == Phase::Prefill).map(|g| u64::from(g.tokens)).sum()
+    }
+
     /// The sub-batches that are cohorts, with their numbers.
     pub fn cohorts(&self) -> impl Iterator<Item = (u8, &SubBatch)> {
         let cohorts = (0u8..).zip(&self.sub_batches).skip(1);

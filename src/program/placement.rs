@@ -3,6 +3,8 @@
 //! Every static way of running a model is a value of [`Placement`]: CPU-only, GPU-only, greedy fill (llama.cpp), copies that are waited for (Accelerate), a
 //! boundary k (HELM §3), policy vectors with pinned layers (LIA §5), full streaming (FlexGen, ZeRO-Inference).
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 /// The two sides of the link.
@@ -165,6 +167,10 @@ pub struct LayerPlacement {
     pub device_experts: u16,
 }
 
+fn is_nil(n: &u32) -> bool {
+    *n == 0
+}
+
 fn is_zero(n: &u16) -> bool {
     *n == 0
 }
@@ -239,6 +245,10 @@ pub struct Placement {
     /// is no reason for another number.
     #[serde(default = "copy_lane_rows", skip_serializing_if = "is_usual")]
     pub copy_lane_rows: u32,
+    /// From how many rows of prompts in an iteration on experts are streamed for them ([`Residence::StreamedExperts`]): reading them once
+    /// from host memory takes less time than copying them for a few rows. Fewer rows go where decode rows go.
+    #[serde(default, skip_serializing_if = "is_nil")]
+    pub stream_rows: u32,
 }
 
 /// Rows for the host from which the copy lanes pay. A layer's publication and collection there take two events and two waits more, and a
@@ -274,6 +284,7 @@ impl Placement {
             windows: Vec::new(),
             staging: Staging::Ahead,
             copy_lane_rows: COPY_LANE_ROWS,
+            stream_rows: 0,
         }
     }
 
@@ -290,6 +301,7 @@ impl Placement {
             windows: Vec::new(),
             staging: Staging::Ahead,
             copy_lane_rows: COPY_LANE_ROWS,
+            stream_rows: 0,
         }
     }
 
@@ -300,6 +312,27 @@ impl Placement {
             self.windows.clear();
         }
         self
+    }
+
+    /// Whether experts that are streamed are so for this many rows of prompts.
+    pub fn streams_experts(&self, prompt_rows: u64) -> bool {
+        prompt_rows >= u64::from(self.stream_rows)
+    }
+
+    /// The placement as it is for iterations of this many rows of prompts, without a threshold: see [`Placement::stream_rows`].
+    pub fn at_rows(&self, prompt_rows: u64) -> Cow<'_, Placement> {
+        if self.stream_rows == 0 || self.layers.iter().all(|l| l.weights != Residence::StreamedExperts) {
+            return Cow::Borrowed(self);
+        }
+        let mut settled = Placement { stream_rows: 0, ..self.clone() };
+        if !self.streams_experts(prompt_rows) {
+            for l in settled.layers.iter_mut().filter(|l| l.weights == Residence::StreamedExperts) {
+                for s in [Sublayer::Up, Sublayer::Down] {
+                    l.prefill.0[s as usize] = l.decode.side(s);
+                }
+            }
+        }
+        Cow::Owned(settled)
     }
 
     /// How many tokens rows of a block see; `None`: all before them.

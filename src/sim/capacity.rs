@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::cache::PAGE_TOKENS;
 use crate::plan::{Available, Hardware, Load, Sizes, memory, page_bytes};
-use crate::program::Placement;
+use crate::program::{LayerPlacement, Placement, Side};
 use crate::{Error, Result};
 
 /// Limits of a step.
@@ -32,14 +32,15 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// Beside weights, activations and workspace, by the same dry run as `tandem plan`, of a model whose first `boundary` units (embedding,
-    /// blocks, head) are on the host; with 0 it is all on the GPU.
+    /// Beside weights, activations and workspace, by the same dry run as `tandem plan`, of a model that is placed so; numbers of pages in
+    /// `placement` do not matter.
     ///
     /// The host keeps its own blocks' keys and values of every request, and the other blocks' of the requests that live there.
     ///
     /// # Errors
-    /// A machine without a GPU; a boundary that leaves it no block; a GPU or host that has no room for the weights and a page, with the numbers.
-    pub fn of(hardware: &Hardware, sizes: &Sizes, room: &Room, boundary: usize) -> Result<Capacity> {
+    /// A machine without a GPU; a placement that leaves it no block; a GPU or host that has no room for the weights and a page, with the
+    /// numbers.
+    pub fn of(hardware: &Hardware, sizes: &Sizes, room: &Room, placement: &Placement) -> Result<Capacity> {
         if hardware.accelerator.is_none() {
             return Err(Error::usage(format!(
                 "`hardware` {}: describes no GPU; requests are simulated on a CPU and a GPU",
@@ -48,24 +49,27 @@ impl Capacity {
         }
         let available = Available::new(hardware, room.gpu_memory);
         let layers = sizes.layers();
-        let on_host = boundary.saturating_sub(1).min(layers);
+        let on_host = placement.layers.iter().filter(|l| l.kv == Side::Host).count();
         if on_host == layers {
             return Err(Error::usage(format!(
-                "`boundary` {boundary}: leaves the GPU no block of {}; set at most {layers}",
+                "`boundary`: leaves the GPU no block of {}; set at most {layers}",
                 sizes.spec.name
             )));
         }
-        let placement = Placement::boundary(boundary, layers, 0, 0);
+        let placement = &Placement { device_pages: 0, host_pages: 0, ..placement.clone() };
         let load = Load {
             sequences: room.sequences.into(),
             context: room.context.into(),
             chunk: room.rows.into(),
             prompt: room.context.into(),
         };
-        let needs = memory(sizes, &placement, &load, available);
+        let needs = memory(sizes, placement, &load, available);
         // Pages are what is left; the dry run put all of them on the host, and staged them for a GPU that streams.
+        let largest = (0..layers).map(|l| sizes.staged(l, &placement.layers[l])).max().unwrap_or(0);
+        let staged = placement.staging.buffers() as u64 * largest.next_multiple_of(256);
         let (fixed, pinned) =
-            (needs.gpu.total - needs.gpu.kv - needs.gpu.staging, needs.host.total - needs.host.kv);
+            (needs.gpu.total - needs.gpu.kv - needs.gpu.staging + staged, needs.host.total - needs.host.kv);
+        let computes_on_host = placement.layers.iter().any(LayerPlacement::computes_on_host);
         let per_layer = page_bytes(sizes);
         let page = per_layer * (layers - on_host) as u64;
         let gb = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
@@ -73,7 +77,7 @@ impl Capacity {
         if device == 0 {
             return Err(Error::Capacity(format!(
                 "{} on {}: weights and activations take {} and a page of keys and values {}, the GPU has {}; try a larger \
-                 `gpu_memory`, a smaller `chunk`, or blocks on the host (`boundary`)",
+                 `gpu_memory`, a smaller `chunk`, or blocks on the host (`boundary`; of experts `n_cpu_moe`)",
                 sizes.spec.name,
                 hardware.name,
                 gb(fixed),
@@ -90,9 +94,13 @@ impl Capacity {
             Some(most) => device.min(most.max(u64::from(left >= own))),
             None => device,
         };
-        if device == 0 || pinned > there && own > 0 {
+        if device == 0 || pinned > there && computes_on_host {
+            let what = match on_host {
+                0 => "experts".to_owned(),
+                n => format!("{n} of {layers} blocks"),
+            };
             return Err(Error::Capacity(format!(
-                "{} on {} with {on_host} of {layers} blocks on the host: they and a page of keys and values take {}, the host has {}",
+                "{} on {} with {what} on the host: they and a page of keys and values take {}, the host has {}",
                 sizes.spec.name,
                 hardware.name,
                 gb(pinned + own),
@@ -115,12 +123,12 @@ impl Capacity {
         hardware: &Hardware,
         sizes: &Sizes,
         room: &Room,
-        boundary: usize,
+        placement: &Placement,
         lengths: impl Iterator<Item = u32>,
     ) -> Result<(Capacity, usize)> {
         let mut lengths: Vec<u32> = lengths.collect();
         lengths.sort_unstable();
-        let of = |context: u32| Capacity::of(hardware, sizes, &Room { context, ..*room }, boundary);
+        let of = |context: u32| Capacity::of(hardware, sizes, &Room { context, ..*room }, placement);
         // The longer the context, the larger the workspace, and the fewer the pages.
         let fits = |&length: &u32| of(length).is_ok_and(|c| c.tokens().0 >= length as usize);
         let served = lengths.partition_point(fits);

@@ -150,6 +150,7 @@ fn any_place(layers: usize) -> impl Strategy<Value = Place> {
             windows: vec![],
             staging: Staging::Ahead,
             copy_lane_rows: COPY_LANE_ROWS,
+            stream_rows: 0,
         },
         kv_pages,
         far,
@@ -256,7 +257,8 @@ fn any_mixture(spec: &ModelSpec) -> impl Strategy<Value = Place> + use<> {
     let counts: Vec<usize> = (0..spec.n_layers).map(|l| spec.experts_of(l).map_or(0, |e| e.count)).collect();
     let divided = prop::option::of(any::<prop::sample::Index>());
     let how = prop::collection::vec((divided, any::<bool>()), counts.len());
-    (any_place(counts.len()), how).prop_map(move |(mut place, how)| {
+    (any_place(counts.len()), how, 0..9u32).prop_map(move |(mut place, how, from)| {
+        place.placement.stream_rows = from;
         let layers = place.placement.layers.iter_mut().zip(how).zip(&counts);
         for ((layer, (divided, alone)), &count) in layers.filter(|(_, count)| **count > 0) {
             if layer.weights == Residence::Streamed && alone {

@@ -251,6 +251,7 @@ fn any_placement(model: &str, cases: u32, bf16: bool) {
                 windows: vec![],
                 staging: Staging::Ahead,
                 copy_lane_rows: 1,
+                stream_rows: 0,
             };
             let mut e = placed(&m, &o, &accel, &placement).map_err(|e| TestCaseError::fail(e.to_string()))?;
             let (a, b) = (e.add(), e.add());
@@ -303,6 +304,7 @@ fn any_split_in_two_sub_batches_gives_the_logits_of_one() {
                 windows: vec![],
                 staging: Staging::Ahead,
                 copy_lane_rows: 1,
+                stream_rows: 0,
             };
             let mut o = options(80, 4);
             (o.mode, o.sub_batches) = (Mode::Deterministic, 2);

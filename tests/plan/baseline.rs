@@ -13,7 +13,8 @@ fn throughput(machine: &Hardware, spec: &str, trace: &str) -> Vec<f64> {
     let work = Workload::load(&trace.parse::<Source>().unwrap(), &Shape::default(), |_| ()).unwrap();
     let context = work.requests.iter().map(|r| r.input + r.output).max().unwrap();
     let room = Room { rows: 2048, sequences: 512, context, gpu_memory: None, host_memory: None };
-    let capacity = Capacity::of(machine, &sizes, &room, 0).unwrap();
+    let capacity =
+        Capacity::of(machine, &sizes, &room, &Placement::all(Side::Device, sizes.layers(), 0)).unwrap();
     let options = Options {
         rows: room.rows,
         sub_batches: 2,

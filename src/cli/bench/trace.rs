@@ -55,8 +55,13 @@ pub fn run(args: &Args, source: &Source) -> anyhow::Result<()> {
     let machine = settings.timed_machine().map(|machine| machine.name.clone());
     let device = scheduled.engine().placement().device;
     let hardware = machine.unwrap_or(device);
-    let about =
-        About { model: &opened.name, hardware: &hardware, tokens: scheduled.tokens(), boundary: None };
+    let about = About {
+        model: &opened.name,
+        hardware: &hardware,
+        tokens: scheduled.tokens(),
+        boundary: None,
+        experts: scheduled.experts(),
+    };
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     if window.is_some() {
         let title = format!("{} on {}: {}", about.model, about.hardware, work.name);

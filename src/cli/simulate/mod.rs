@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::Result;
 use serde::Serialize;
 use tandem::open;
-use tandem::plan::{CostSource, Hardware, Predictor, Sizes, Uncached};
+use tandem::plan::{self, CostSource, ExpertCounts, Hardware, Predictor, Sizes, Uncached};
 use tandem::profile::{Tables, Timings};
 use tandem::program::Placement;
 use tandem::sched::{self, Targets};
@@ -58,6 +58,10 @@ pub struct Args {
     /// requests fit the GPU].
     #[arg(long, value_name = "K", allow_negative_numbers = true)]
     pub boundary: Option<u32>,
+    /// Of a mixture of experts, blocks (the first ones) whose experts are on the CPU's side [default: 0, or the fewest with which the model
+    /// and a few requests fit the GPU].
+    #[arg(long, value_name = "N", allow_negative_numbers = true, conflicts_with = "boundary")]
+    pub n_cpu_moe: Option<u32>,
     /// Most pages of keys and values (32 tokens each) on the GPU [default: as many as fit].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub kv_pages: Option<u32>,
@@ -126,6 +130,8 @@ pub struct About<'a> {
     pub tokens: (usize, usize),
     /// Units on the host, of a layer split.
     pub boundary: Option<usize>,
+    /// Of a mixture of experts, those on each side.
+    pub experts: Option<ExpertCounts>,
 }
 
 /// Everything that is printed.
@@ -138,6 +144,8 @@ struct Printed<'a> {
     kv_tokens: KvTokens,
     #[serde(skip_serializing_if = "Option::is_none")]
     boundary: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    experts: Option<ExpertCounts>,
     #[serde(skip_serializing_if = "Option::is_none")]
     targets: Option<Asked>,
 }
@@ -178,6 +186,8 @@ pub struct Setup {
     options: sim::Options,
     /// Units on the host.
     boundary: usize,
+    /// Where weights are.
+    placement: Placement,
 }
 
 /// Simulates a run, reporting the number of finished requests.
@@ -193,7 +203,8 @@ impl Setup {
     fn about(&self) -> About<'_> {
         let tokens = self.options.capacity.tokens();
         let boundary = (self.boundary > 0).then_some(self.boundary);
-        About { model: &self.sizes.spec.name, hardware: &self.hardware.name, tokens, boundary }
+        let experts = ExpertCounts::of(&self.sizes.spec, &self.placement);
+        About { model: &self.sizes.spec.name, hardware: &self.hardware.name, tokens, boundary, experts }
     }
 
     /// Simulates all runs; results are in the same order.
@@ -246,12 +257,8 @@ impl Setup {
     /// A new predictor: each run has its own, with its own memory.
     fn predictor(&self) -> Predictor {
         let Capacity { device_pages, host_pages } = self.options.capacity;
-        let placement = Placement::boundary(self.boundary, self.sizes.layers(), device_pages, host_pages);
-        let placement = Placement { host_pages, ..placement };
-        let source: Arc<dyn CostSource> = match &self.tables {
-            Some(tables) => Arc::new(Timings::new(self.hardware.clone(), tables.clone())),
-            None => Arc::new(Uncached(self.hardware.clone())),
-        };
+        let placement = Placement { device_pages, host_pages, ..self.placement.clone() };
+        let source = costs(&self.hardware, self.tables.as_ref());
         Predictor::of(source, self.sizes.clone(), placement)
     }
 }
@@ -259,36 +266,91 @@ impl Setup {
 /// Requests of mean length that a split leaves room for on the GPU.
 const A_FEW: u64 = 8;
 
-/// The boundary, the pages beside it, and how many requests are too long for the GPU: as asked; or all on the GPU, and if that does not fit the
-/// fewest units on the host with which a few requests do.
+/// The costs of a machine, by its timings if there are any.
+fn costs(hardware: &Hardware, tables: Option<&Tables>) -> Arc<dyn CostSource> {
+    match tables {
+        Some(tables) => Arc::new(Timings::new(hardware.clone(), tables.clone())),
+        None => Arc::new(Uncached(hardware.clone())),
+    }
+}
+
+/// Where the model is, and what it leaves room for.
+struct Split {
+    /// Units on the host.
+    boundary: usize,
+    placement: Placement,
+    capacity: Capacity,
+    /// Requests that are too long for the GPU.
+    longer: usize,
+}
+
+/// As asked; or all on the GPU, and if that does not fit the fewest units on the host with which a few requests do, or of a mixture the
+/// experts of the fewest blocks.
 fn split(
-    asked: Option<u32>,
+    args: &Args,
+    source: &dyn CostSource,
     hardware: &Hardware,
     sizes: &Sizes,
     room: &Room,
-    lengths: &[u32],
-) -> Result<(usize, Capacity, usize)> {
-    let at = |k: usize| {
-        let (capacity, longer) = Capacity::serving(hardware, sizes, room, k, lengths.iter().copied())?;
-        Ok((k, capacity, longer))
+    (requests, lengths): (&[Arrival], &[u32]),
+) -> Result<Split> {
+    let of = |boundary: usize, placement: Placement| {
+        let (capacity, longer) =
+            Capacity::serving(hardware, sizes, room, &placement, lengths.iter().copied())?;
+        Ok::<_, Error>(Split { boundary, placement, capacity, longer })
     };
-    let whole = match asked {
+    let layers = sizes.layers();
+    let at = |k: usize| of(k, Placement::boundary(k, layers, 0, 0));
+    let mean = |of: fn(&Arrival) -> u32| {
+        requests.iter().map(|r| u64::from(of(r))).sum::<u64>() / requests.len().max(1) as u64
+    };
+    let work = plan::Workload {
+        prompt: mean(|r| r.input).max(1),
+        gen_len: mean(|r| r.output),
+        batch: A_FEW,
+        chunk: room.rows.into(),
+    };
+    let is_mixture = sizes.spec.experts.is_some();
+    if let Some(n) = args.n_cpu_moe {
+        let n = n as usize;
+        if !is_mixture || n > layers {
+            let what = if is_mixture { format!("has {layers} blocks") } else { "has no experts".into() };
+            return Err(Error::usage(format!("--n-cpu-moe {n}: {} {what}", sizes.spec.name)).into());
+        }
+        let placement = plan::experts_on_host(sizes, n);
+        return Ok(of(0, placement)?);
+    }
+    let whole = match args.boundary {
         Some(k) => return Ok(at(k as usize)?),
         None => at(0),
     };
     let Err(error @ Error::Capacity(_)) = whole else { return Ok(whole?) };
     let sum: u64 = lengths.iter().map(|&n| u64::from(n)).sum();
     let few = A_FEW * sum / lengths.len().max(1) as u64;
-    let fitting = (2..=sizes.layers()).filter_map(|k| at(k).ok());
-    let enough = |found: &(usize, Capacity, usize)| found.1.tokens().0 as u64 >= few;
-    let Some(found) = { fitting }.find(enough) else { return Err(error.into()) };
+    let enough = |found: &Split| found.capacity.tokens().0 as u64 >= few;
+    if is_mixture {
+        let fits = |placement: Placement| of(0, placement).ok().filter(enough);
+        let Some((n, found)) = plan::experts_for_requests(source, sizes, &work, fits) else {
+            return Err(of(0, plan::experts_on_host(sizes, layers)).err().unwrap_or(error).into());
+        };
+        progress::note(&format!(
+            "{} does not fit {}: the experts of {n} of {layers} blocks stay on the host{} (--n-cpu-moe {n})",
+            sizes.spec.name,
+            hardware.name,
+            match found.placement.stream_rows {
+                0 => String::new(),
+                rows => format!(", and are copied to the GPU for {rows} rows of prompts or more"),
+            }
+        ));
+        return Ok(found);
+    }
+    let Some(found) = (2..=layers).filter_map(|k| at(k).ok()).find(enough) else { return Err(error.into()) };
     progress::note(&format!(
-        "{} does not fit {}: {} of {} blocks stay on the host (--boundary {})",
+        "{} does not fit {}: {} of {layers} blocks stay on the host (--boundary {})",
         sizes.spec.name,
         hardware.name,
-        found.0 - 1,
-        sizes.layers(),
-        found.0
+        found.boundary - 1,
+        found.boundary
     ));
     Ok(found)
 }
@@ -314,13 +376,6 @@ pub fn run(args: &Args) -> Result<()> {
     let window = args.timeline.window()?;
     let subject = inputs::Subject::of(args.spec.as_deref(), args.model.as_deref(), None)?;
     let (model, sizes) = (subject.identity().cloned(), subject.sizes);
-    if sizes.spec.experts.is_some() {
-        return Err(Error::Unsupported(format!(
-            "{}: mixtures of experts are not simulated yet; tandem plan predicts one of its requests",
-            sizes.spec.name
-        ))
-        .into());
-    }
     let (hardware, tables) = match &args.profile {
         Some(file) => open::profiled(file, model.as_ref())?,
         None => open::hardware(&args.hardware, model.as_ref(), &progress::Stderr::default())?,
@@ -343,7 +398,9 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let answer = |output: u32| output.max(args.max_answer.unwrap_or(0));
     let lengths: Vec<u32> = work.requests.iter().map(|r| r.input.saturating_add(answer(r.output))).collect();
-    let (boundary, mut capacity, longer) = split(args.boundary, &hardware, &sizes, &room, &lengths)?;
+    let source = costs(&hardware, tables.as_ref());
+    let Split { boundary, placement, mut capacity, longer } =
+        split(args, &*source, &hardware, &sizes, &room, (&work.requests, &lengths))?;
     if longer > 0 {
         progress::note(&format!(
             "{longer} of {} requests are longer than the GPU can hold beside the weights: they do not size its workspace",
@@ -369,7 +426,7 @@ pub fn run(args: &Args) -> Result<()> {
         most_answer: args.max_answer,
         learns_lengths: args.lengths == Lengths::Learned,
     };
-    let setup = Setup { hardware, sizes, tables, options, boundary };
+    let setup = Setup { hardware, sizes, tables, options, boundary, placement };
     if asked.is_some() {
         let said = targets::impossible(&asked, &work.requests, args.chunk, &setup.predictor());
         said.iter().for_each(|sentence| progress::note(sentence));
@@ -439,6 +496,7 @@ pub fn json(
         },
         kv_tokens: KvTokens { gpu, host },
         boundary: about.boundary,
+        experts: about.experts,
         targets: asked
             .is_some()
             .then(|| Asked { targets: *asked, nearest: targets::nearest(reports, asked) }),

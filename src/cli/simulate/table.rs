@@ -105,7 +105,13 @@ pub fn text(about: &About<'_>, work: &Workload, reports: &[Report], asked: &Targ
         None => "all at the start".into(),
     };
     let (gpu, host) = about.tokens;
-    let split = about.boundary.map_or(String::new(), |k| format!("; {k} units on the host"));
+    let split = match (about.boundary, about.experts) {
+        (Some(k), _) => format!("; {k} units on the host"),
+        (_, Some(experts)) if experts.host > 0 => {
+            format!("; {} of {} experts on the host", experts.host, experts.host + experts.device)
+        }
+        _ => String::new(),
+    };
     let _ = writeln!(
         out,
         "{} on {}: {} requests of {:.0} + {:.0} tokens on average, {arrivals} ({})\n\

@@ -101,10 +101,16 @@ pub(super) fn cargo(placement: &Placement, pages_move: bool) -> Result<Vec<(What
             layers.push(*layer);
         }
     }
-    let placement = &Placement { layers, windows: Vec::new(), ..placement.clone() };
+    let placement = Placement { layers, windows: Vec::new(), ..placement.clone() };
+    // Few rows of prompts go another way than many, if experts are streamed.
+    let mut sizes = vec![placement.clone()];
+    if placement.stream_rows > 0 {
+        sizes.push(Placement { stream_rows: 0, ..placement });
+    }
     let mut found = Vec::new();
     let homes = [Kv::Device, Kv::Host].into_iter().take(1 + usize::from(pages_move));
-    for (kv, phase) in homes.flat_map(|kv| [Phase::Prefill, Phase::Decode].map(|phase| (kv, phase))) {
+    let ways = homes.flat_map(|kv| [Phase::Prefill, Phase::Decode].map(|phase| (kv, phase)));
+    for (placement, (kv, phase)) in sizes.iter().flat_map(|p| ways.clone().map(move |way| (p, way))) {
         let group = Group {
             request: RequestId { slot: 0, generation: 0 },
             phase,

@@ -124,6 +124,7 @@ fn streamed(
         windows: Vec::new(),
         staging,
         copy_lane_rows: COPY_LANE_ROWS,
+        stream_rows: 0,
     }
 }
 

@@ -23,7 +23,11 @@
 
 use super::planner::{Draft, ENDS, Ends, Planner};
 use super::{Candidate, Strategy};
+use crate::plan::cost::Costs;
+use crate::plan::price::{Workload, price};
 use crate::plan::search::most;
+use crate::plan::sizes::Sizes;
+use crate::plan::step_times::CostSource;
 use crate::program::{COPY_LANE_ROWS, LayerPlacement, Placement, Policy, Residence, Side, Staging, Sublayer};
 
 /// Placements whose programs are run.
@@ -55,14 +59,28 @@ struct OnHost {
     experts: usize,
     /// Experts on the GPU of all these blocks together, shared evenly.
     divided: usize,
-    /// Whether experts of blocks that have all of them on the CPU are copied to the GPU for prompts, layer by layer.
+    /// Whether experts of blocks that have all of them on the CPU are copied to the GPU for prompts, layer by layer. Unless there are `blocks`,
+    /// these are spread evenly then: a copy crosses beside the blocks before it.
     streams: bool,
 }
 
 /// Nothing.
 const NONE: OnHost = OnHost { blocks: 0, experts: 0, divided: 0, streams: false };
 
+/// Whether block `l` of `n` is one of `some` that are spread evenly; the first is not, unless all are.
+fn is_spread(l: usize, some: usize, n: usize) -> bool {
+    (l + 1) * some / n > l * some / n
+}
+
 impl OnHost {
+    /// Whether block `l` of `n`, which is not wholly on the CPU, has experts there.
+    fn has_experts(&self, l: usize, n: usize) -> bool {
+        match self.streams && self.blocks == 0 {
+            true => is_spread(l, self.experts, n),
+            false => l < self.experts,
+        }
+    }
+
     /// Experts of block `l` that are on the GPU, where it has some on the CPU.
     fn on_device(&self, l: usize) -> u16 {
         let among = self.experts - self.blocks;
@@ -89,13 +107,86 @@ fn layer(kv: Side, ffn: Side) -> LayerPlacement {
     LayerPlacement { weights, prefill: policy, decode: policy, kv, device_experts: 0 }
 }
 
+/// From how many rows of prompts on a placement's experts are streamed for them: so many that a step of them takes no longer so than with
+/// the host's experts. `None` if no step of up to `chunk` rows does.
+fn stream_rows(costs: &dyn Costs, sizes: &Sizes, placement: &Placement, chunk: u64) -> Option<u32> {
+    let of = |rows: u64, stream_rows: u32| {
+        let work = Workload { prompt: rows, gen_len: 0, batch: 1, chunk: rows };
+        price(costs, sizes, &Placement { stream_rows, ..placement.clone() }, &work).prefill
+    };
+    let pays = |rows: u64| of(rows, 0) <= of(rows, u32::MAX);
+    if !pays(chunk) {
+        return None;
+    }
+    let fewer = most(chunk as usize - 1, |below| pays(chunk - below as u64));
+    Some((chunk - fewer as u64) as u32)
+}
+
+/// All on the GPU but the experts of the first `blocks`, for requests whose keys and values are on either side.
+pub fn experts_on_host(sizes: &Sizes, blocks: usize) -> Placement {
+    requests(sizes, |l| (l < blocks).then(|| layer(Side::Device, Side::Host)))
+}
+
+/// The same of as many blocks spread evenly, whose experts are copied to the GPU for steps of as many rows of prompts as pay; `None` if none of
+/// up to `chunk` rows does.
+pub fn experts_streamed(costs: &dyn Costs, sizes: &Sizes, blocks: usize, chunk: u64) -> Option<Placement> {
+    let n = sizes.layers();
+    let mut placement = requests(sizes, |l| is_spread(l, blocks, n).then(|| streamed(Side::Device)));
+    placement.stream_rows = stream_rows(costs, sizes, &placement, chunk)?;
+    Some(placement)
+}
+
+/// All on the GPU but what `of` says of blocks with experts.
+fn requests(sizes: &Sizes, of: impl Fn(usize) -> Option<LayerPlacement>) -> Placement {
+    let mut placement = Placement::all(Side::Device, sizes.layers(), 0);
+    for (l, at) in placement.layers.iter_mut().enumerate() {
+        if let Some(other) = of(l).filter(|_| sizes.spec.experts_of(l).is_some()) {
+            *at = other;
+        }
+    }
+    placement
+}
+
+/// The fastest of placements with experts on the host that fit: with as few blocks' there as `fits` allows, in place or copied to the GPU for
+/// prompts, by the time that `work` takes. `None` if none fits.
+pub fn experts_for_requests<T>(
+    source: &dyn CostSource,
+    sizes: &Sizes,
+    work: &Workload,
+    fits: impl Fn(Placement) -> Option<T>,
+) -> Option<(usize, T)> {
+    let n = sizes.layers();
+    let mut best: Option<(f64, usize, T)> = None;
+    for streams in [false, true] {
+        let found = (1..=n).find_map(|blocks| {
+            let (mut placement, mut seconds) = (None, 0.0);
+            source.ask(sizes, &mut |costs| {
+                placement = match streams {
+                    true => experts_streamed(costs, sizes, blocks, work.chunk),
+                    false => Some(experts_on_host(sizes, blocks)),
+                };
+                seconds = placement.as_ref().map_or(0.0, |placement| {
+                    let all = Placement { device_pages: usize::MAX >> 1, ..placement.clone() };
+                    let t = price(costs, sizes, &all, work);
+                    t.prefill + work.gen_len as f64 * t.step
+                });
+            });
+            Some((seconds, blocks, fits(placement?)?))
+        });
+        if let Some(found) = found.filter(|found| best.as_ref().is_none_or(|best| found.0 < best.0)) {
+            best = Some(found);
+        }
+    }
+    best.map(|(_, blocks, fitting)| (blocks, fitting))
+}
+
 fn place(planner: &Planner<'_>, sides: Sides, [embedding, head]: Ends, on_host: OnHost) -> Placement {
     let spec = &planner.sizes.spec;
     let n = planner.sizes.layers();
     let of = |l: usize| match l {
         l if l < on_host.blocks => LayerPlacement::all(Side::Host),
         l if spec.experts_of(l).is_none() => layer(sides.kv, sides.dense),
-        l if l < on_host.experts => match on_host.on_device(l) {
+        l if on_host.has_experts(l, n) => match on_host.on_device(l) {
             0 if on_host.streams => streamed(sides.kv),
             0 => layer(sides.kv, Side::Host),
             n => LayerPlacement {
@@ -118,6 +209,7 @@ fn place(planner: &Planner<'_>, sides: Sides, [embedding, head]: Ends, on_host: 
         windows: Vec::new(),
         staging: Staging::Ahead,
         copy_lane_rows: COPY_LANE_ROWS,
+        stream_rows: 0,
     }
 }
 
@@ -216,7 +308,11 @@ impl Found {
     }
 
     fn draft(&self, planner: &Planner<'_>) -> Draft {
-        let placement = place(planner, self.sides, self.ends, self.on_host);
+        let mut placement = place(planner, self.sides, self.ends, self.on_host);
+        if self.on_host.streams {
+            placement.stream_rows =
+                stream_rows(planner.costs, planner.sizes, &placement, self.chunk).unwrap_or(0);
+        }
         draft(planner, placement, self.chunk, self.sides, self.on_host)
     }
 
@@ -271,6 +367,9 @@ fn draft(planner: &Planner<'_>, placement: Placement, chunk: u64, sides: Sides, 
             format!("{} of {all} experts of {which} blocks", all.saturating_sub(on_host.divided))
         }
         e if e == n => "experts".to_owned(),
+        e if on_host.streams && on_host.blocks == 0 => {
+            format!("the experts of {e} of {n} blocks, spread evenly,")
+        }
         e => format!("the experts of the first {e} of {n} blocks"),
     };
     let mut reason = match (sides.kv, &experts[..]) {
@@ -280,7 +379,10 @@ fn draft(planner: &Planner<'_>, placement: Placement, chunk: u64, sides: Sides, 
         (Side::Host, experts) => format!("{experts}, keys and values on the CPU"),
     };
     if on_host.streams {
-        reason += ", copied to the GPU for prompts";
+        reason += &match placement.stream_rows {
+            0 | 1 => ", copied to the GPU for prompts".to_owned(),
+            rows => format!(", copied to the GPU for {rows} rows of prompts or more"),
+        };
     }
     if on_host.blocks > 0 {
         reason += &format!(", the first {} of {n} blocks on the CPU", on_host.blocks);

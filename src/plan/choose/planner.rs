@@ -10,7 +10,7 @@ use crate::plan::price::price;
 use crate::plan::programs::{PredictedRun, far_forecast, programs_with};
 use crate::plan::search::most;
 use crate::plan::sizes::Sizes;
-use crate::program::{Far, LayerPlacement, Placement, Policy, Residence, Side};
+use crate::program::{Far, LayerPlacement, Placement, Policy, Side, Sublayer};
 
 /// The sides of embedding and head.
 pub(super) type Ends = [Side; 2];
@@ -157,7 +157,7 @@ impl Planner<'_> {
         };
         let of = |f: fn(&PredictedRun) -> f64| run.as_ref().map(f);
         let (prefill, decode, total) = (of(|r| r.prefill), of(|r| r.decode), of(PredictedRun::total));
-        let on_gpu = |layer: &LayerPlacement| matches!(layer.weights, Residence::Device | Residence::Both);
+        let on_gpu = |layer: &LayerPlacement| layer.weights.stays_on_device(Sublayer::Qkv);
         let ends = [draft.placement.embedding, draft.placement.head];
         let gpu_units = draft.placement.layers.iter().filter(|l| on_gpu(l)).count()
             + ends.iter().filter(|&&side| side == Side::Device).count();

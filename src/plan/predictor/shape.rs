@@ -344,6 +344,8 @@ pub(super) struct Shape {
     pick: bool,
     /// Whether rows that the host attends cross on the copy lanes.
     copy_lanes: bool,
+    /// Whether experts that are streamed are so for its prompts.
+    streams_experts: bool,
     /// For each sub-batch, its classes and where it is parked.
     batches: Vec<(Vec<Class>, Option<(usize, Place)>)>,
     /// Moves of pages: their destination, and the rows that wait for them.
@@ -374,6 +376,7 @@ impl Shape {
             flow: iteration.flow,
             pick: iteration.pick,
             copy_lanes: copy_lanes_pay(placement, iteration),
+            streams_experts: placement.streams_experts(iteration.prompt_rows()),
             batches: batches.into_iter().zip(at).collect(),
             moves: moved.iter().map(|m| (m.to, m.by)).collect(),
         }
@@ -546,7 +549,8 @@ fn program(
     let at = layers.iter().map(|&l| placement.layers[l]).collect();
     // The iteration has fewer rows than it stands for.
     let copy_lane_rows = if shape.copy_lanes { 0 } else { u32::MAX };
-    let small = Placement { layers: at, copy_lane_rows, ..placement.clone() };
+    let stream_rows = if shape.streams_experts { 0 } else { u32::MAX };
+    let small = Placement { layers: at, copy_lane_rows, stream_rows, ..placement.clone() };
     let mut program = lower(&small, &shape.iteration(of_runs))?;
     let waits = waits(&program);
     // What they read and write has been looked at.

@@ -51,6 +51,7 @@ use crate::Result;
 /// attention between the sides; a sublayer on a side without the layer's weights; a boundary that is not a whole number of pages;
 /// a cohort of other rows than decode rows with keys and values on the host, or over a layer that the device attends.
 pub fn lower(placement: &Placement, iteration: &Iteration) -> Result<Program> {
+    let placement = &*placement.at_rows(iteration.prompt_rows());
     cohorts::check(placement, iteration)?;
     let mut ops = moves::page_moves(placement, iteration);
     let mut lanes: Vec<Lane> = Vec::new();

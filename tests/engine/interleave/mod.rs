@@ -510,6 +510,7 @@ fn placed(setup: &Setup, spec: &ModelSpec) -> Placement {
         layers: (1..=n).map(|unit| LayerPlacement::all(side(unit))).collect(),
         head: side(n + 1),
         copy_lane_rows: setup.copy_lane_rows,
+        stream_rows: 0,
         ..Placement::all(Side::Device, n, 0)
     }
 }

@@ -70,9 +70,9 @@ fn any_placement() -> impl Strategy<Value = Placement> {
         // What rows cross on the copy lanes for.
         1 => (1..5usize).prop_map(|n| vec![LayerPlacement::all(Side::Device); n]),
     ];
-    let copy_lane_rows = prop_oneof![Just(1), Just(COPY_LANE_ROWS)];
-    (any_side(), layers, any_side(), windows, copy_lane_rows).prop_map(
-        |(embedding, layers, head, (window, which), copy_lane_rows)| {
+    let from = (prop_oneof![Just(1), Just(COPY_LANE_ROWS)], prop_oneof![Just(0), 1..60u32]);
+    (any_side(), layers, any_side(), windows, from).prop_map(
+        |(embedding, layers, head, (window, which), (copy_lane_rows, stream_rows))| {
             let n = layers.len();
             let placement = Placement {
                 embedding,
@@ -83,6 +83,7 @@ fn any_placement() -> impl Strategy<Value = Placement> {
                 windows: vec![],
                 staging: Staging::Ahead,
                 copy_lane_rows,
+                stream_rows,
             };
             // One window, of some layers.
             placement.with_windows((0..n).map(|l| (window > 0 && which[l]).then_some(window)))
@@ -343,7 +344,11 @@ fn streamed_experts_cross_for_prompts_alone() {
     };
     let placement = Placement { layers: vec![layer; 3], ..Placement::all(Side::Device, 3, 8) };
     let prompt = Group { phase: Phase::Prefill, tokens: 20, ..decode(0, 0, Kv::Device) };
-    for (group, crossings, reading) in [(prompt, 3, 6), (decode(0, 40, Kv::Device), 0, 0)] {
+    let row = decode(0, 40, Kv::Device);
+    for (group, from, crossings, reading) in
+        [(prompt, 0, 3, 6), (prompt, 20, 3, 6), (prompt, 21, 0, 0), (row, 0, 0, 0)]
+    {
+        let placement = Placement { stream_rows: from, ..placement.clone() };
         let iteration = Iteration::serial(vec![group], true);
         let program = lower(&placement, &iteration).unwrap();
         check(&program, &placement, &iteration).unwrap();

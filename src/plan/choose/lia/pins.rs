@@ -148,6 +148,7 @@ impl Kinds {
             windows: Vec::new(),
             staging: Staging::Ahead,
             copy_lane_rows: COPY_LANE_ROWS,
+            stream_rows: 0,
         }
     }
 
