@@ -149,6 +149,96 @@ fn requests_share_an_engine_with_experts_on_either_side() {
     }
 }
 
+/// A mixture that does not fit runs by schedulers, too, with experts of some blocks on the host and requests on either side.
+#[test]
+fn schedulers_run_mixtures_that_do_not_fit() {
+    let home = tempfile::tempdir().unwrap();
+    let prompts = home.path().join("prompts.jsonl");
+    let lines = ["hello there", "once upon a time", "what is it"]
+        .map(|p| format!("{{\"prompt\": \"{}\"}}\n", format!("{p} ").repeat(12)));
+    std::fs::write(&prompts, lines.concat()).unwrap();
+    let of = |device: &str, more: &[&str]| {
+        let args =
+            ["generate", "-m", "synth:tiny-qwen3-moe,dtype=q4_k,seed=2,layers=5", "-n", "6", "--chunk", "16"];
+        let prompts =
+            ["--deterministic", "--device", device, "--json", "--prompts", prompts.to_str().unwrap()];
+        let out = run(tandem(home.path()).args(args).args(prompts).args(more));
+        assert!(out.status.success(), "{}", stderr(&out));
+        let said = stderr(&out);
+        let mut answers: Vec<Value> = String::from_utf8(out.stdout)
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap())
+            .filter(|line| line["text"].is_string())
+            .map(|line| line["tokens"].clone())
+            .collect();
+        answers.sort_by_key(Value::to_string);
+        (answers, said)
+    };
+    let (cpu, _) = of("cpu", &[]);
+    assert_eq!(cpu.len(), 3);
+    for schedule in ["gpu-only", "neo", "apex", "fastdecode"] {
+        let few = ["--strategy", schedule, "--gpu-memory", "5M", "--kv-pages", "8"];
+        let (answers, said) = of("emulated", &few);
+        assert_eq!(cpu, answers, "{schedule}");
+        assert!(said.contains("of 40 experts on emulated"), "{schedule}: {said}");
+    }
+}
+
+/// Requests of a mixture are simulated with as many experts on the host as do not fit; long prompts with copies of them.
+#[test]
+fn mixtures_are_simulated() {
+    let home = tempfile::tempdir().unwrap();
+    let of = |spec: &str, trace: &str, more: &[&str]| {
+        let args = ["simulate", "--spec", spec, "--hardware", "rtx4090-desktop", "--trace", trace, "--json"];
+        run(tandem(home.path()).args(args).args(["--strategy", "gpu-only,neo"]).args(more))
+    };
+    let shorts = of("qwen3-30b-a3b", "synthetic:100,20,6,0", &[]);
+    let said = stderr(&shorts);
+    assert!(said.contains("stay on the host") && said.contains("--n-cpu-moe"), "{said}");
+    let shorts = json(&shorts);
+    let all = 48 * 128;
+    let on_host = shorts["experts"]["host"].as_u64().unwrap();
+    assert!(on_host > 0 && on_host + shorts["experts"]["device"].as_u64().unwrap() == all, "{shorts}");
+    for strategy in shorts["strategies"].as_array().unwrap() {
+        assert!(
+            strategy["failed"] == 0 && strategy["throughput_tok_s"].as_f64().unwrap() > 0.0,
+            "{strategy}"
+        );
+    }
+    // More of them on the host are slower.
+    let rate = |report: &Value| report["strategies"][0]["throughput_tok_s"].as_f64().unwrap();
+    let more = json(&of("qwen3-30b-a3b", "synthetic:100,20,6,0", &["--n-cpu-moe", "44"]));
+    assert_eq!(more["experts"]["host"], 44 * 128);
+    assert!(rate(&more) < rate(&shorts), "{more} {shorts}");
+    let dense = of("llama-2-7b", "synthetic:100,20,6,0", &["--n-cpu-moe", "3"]);
+    assert_error(&dense, 2, "--n-cpu-moe 3: llama-2-7b has no experts");
+    let many = of("qwen3-30b-a3b", "synthetic:100,20,6,0", &["--n-cpu-moe", "49"]);
+    assert_error(&many, 2, "--n-cpu-moe 49: qwen3-30b-a3b has 48 blocks");
+}
+
+/// Where prompts are long and the host has memory for a second layout, experts are copied to the device for them.
+#[test]
+fn long_prompts_stream_experts() {
+    let home = tempfile::tempdir().unwrap();
+    let candidate = |prompt: &str, strategy: &str| {
+        let args =
+            ["plan", "-m", "synth:qwen3-30b-a3b,dtype=q4_k", "--hardware", "rtx4090-desktop", "--json"];
+        let of = ["--gpu-memory", "7.5GB", "--prompt-len", prompt, "--gen-len", "32"];
+        let plan = json(&run(tandem(home.path()).args(args).args(of)));
+        let all = plan["candidates"].as_array().unwrap();
+        all.iter().find(|c| c["strategy"] == strategy).unwrap().clone()
+    };
+    let short = candidate("64", "experts");
+    assert!(short["placement"]["stream_rows"].is_null(), "{short}");
+    let (long, ncmoe) = (candidate("2048", "experts"), candidate("2048", "ncmoe"));
+    let rows = long["placement"]["stream_rows"].as_u64().unwrap();
+    assert!((64..2048).contains(&rows), "{rows}");
+    assert!(long["reason"].as_str().unwrap().contains("copied to the GPU"), "{long}");
+    let seconds = |c: &Value| c["t_prefill_s"].as_f64().unwrap();
+    assert!(seconds(&ncmoe) > 3.0 * seconds(&long), "{ncmoe} {long}");
+}
+
 #[test]
 fn plan_and_generate_agree_on_experts() {
     let home = tempfile::tempdir().unwrap();

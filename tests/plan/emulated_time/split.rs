@@ -1,11 +1,13 @@
 //! Many requests over a layer split, in emulated time: weights that do not fit the device beside keys and values that do not.
 
 use tandem::engine::{Batcher, Event, Finish, Request};
-use tandem::plan::Predictor;
+use tandem::plan::{Predictor, experts_on_host};
 use tandem::program::{PageMove, RequestId, Wants};
-use tandem::sched::by_name;
+use tandem::sched::{Targets, by_name};
+use tandem::sim::{self, Capacity};
 use tandem::simd::linear::Mode;
 use tandem::text::SamplerParams;
+use tandem::workload::Arrival;
 
 use super::*;
 
@@ -21,12 +23,11 @@ struct Served {
     answers: Vec<Vec<u32>>,
 }
 
-/// `k` units on the CPU, so many pages on the device.
-fn serve(m: &LoadedModel, machine: &str, k: usize, pages: usize, strategy: &str) -> Served {
+/// A model that is placed so, with so many pages on the device.
+fn serve(m: &LoadedModel, machine: &str, placement: &Placement, pages: usize, strategy: &str) -> Served {
     let kind: Kind = format!("emulated:{machine}").parse().unwrap();
     let accel = device::open(&kind, Some(1 << 30)).unwrap();
-    let n = m.spec.n_layers;
-    let placement = Placement::boundary(k, n, 0, 0);
+    let placement = placement.clone();
     let o = Options {
         mode: Mode::Deterministic,
         sequences: REQUESTS,
@@ -37,10 +38,10 @@ fn serve(m: &LoadedModel, machine: &str, k: usize, pages: usize, strategy: &str)
         far_pages: Some(4 * REQUESTS),
         ..options(128)
     };
+    let priced = Placement { device_pages: pages, host_pages: 4 * REQUESTS, ..placement.clone() };
     let e = Engine::placed(m.spec.clone(), &m.weights, &o, accel, machine, "test", placement, &|_| ());
     let h = hardware::parse(machine, &std::fs::read_to_string(machine).unwrap()).unwrap();
     let sizes = PlanSizes::of_weights(&m.spec, &m.weights, Isa::selected().unwrap());
-    let priced = Placement::boundary(k, n, pages, 4 * REQUESTS);
     let costs = Predictor::new(h, sizes, priced);
     let mut all = Batcher::with(e.unwrap(), by_name(strategy).unwrap(), Box::new(costs));
     let prompt = |i: usize| (0..TOKENS.0).map(|t| ((t * t * 31 + t * 7 + 11 * i) % 250) as u32).collect();
@@ -101,7 +102,8 @@ fn strategies_over_a_layer_split_give_the_same_tokens_at_different_speeds() {
         let machine = machine(&folder, cpu);
         let mut alone = None;
         for strategy in ["gpu-only", "neo", "apex", "auto"] {
-            let Served { rate, steps, answers: got } = serve(&m, &machine, k, pages, strategy);
+            let placement = Placement::boundary(k, LAYERS, 0, 0);
+            let Served { rate, steps, answers: got } = serve(&m, &machine, &placement, pages, strategy);
             let base = *alone.get_or_insert(rate);
             let blocks = k.saturating_sub(1);
             println!(
@@ -114,6 +116,63 @@ fn strategies_over_a_layer_split_give_the_same_tokens_at_different_speeds() {
             if strategy == "apex" && k > 0 {
                 assert!(steps[Flow::Async as usize] > 0 || steps[Flow::TwoLanes as usize] > 0, "{steps:?}");
             }
+        }
+    }
+}
+
+/// Requests on either side of a mixture of which some experts, or all, are on the host: in place, and copied for prompts. Every scheduler gives
+/// the same tokens, and a simulation says how fast.
+#[test]
+fn schedules_over_experts_on_the_host_give_the_same_tokens() {
+    let n = 4;
+    let m = load(&format!("synth:tiny-qwen3-moe,dtype=f32,seed=2,layers={n}")).unwrap();
+    let sizes = PlanSizes::of_weights(&m.spec, &m.weights, Isa::selected().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let machine = machine(&folder, 16e9);
+    let h = hardware::parse(&machine, &std::fs::read_to_string(&machine).unwrap()).unwrap();
+    // All prompts of some size on the device, those of others on the host.
+    let mut streamed = experts_on_host(&sizes, n);
+    for at in &mut streamed.layers {
+        (at.weights, at.prefill) = (Residence::StreamedExperts, Policy::all(Side::Device));
+    }
+    streamed.stream_rows = 41;
+    let places = [
+        ("none", Placement::all(Side::Device, n, 0)),
+        ("of 2 blocks", experts_on_host(&sizes, 2)),
+        ("all", experts_on_host(&sizes, n)),
+        ("all, copied for prompts", streamed),
+    ];
+    let mut answers: Option<Vec<Vec<u32>>> = None;
+    for (what, placement) in &places {
+        for (strategy, pages) in
+            [("gpu-only", 12), ("neo", 12), ("apex", 12), ("fastdecode", 12), ("auto", 24)]
+        {
+            let Served { rate, steps, answers: got } = serve(&m, &machine, placement, pages, strategy);
+            let want = answers.get_or_insert_with(|| got.clone());
+            assert!(got == *want, "{strategy}, experts on the host {what}: other tokens");
+            let capacity = Capacity { device_pages: pages, host_pages: 4 * REQUESTS };
+            let options = sim::Options {
+                rows: 64,
+                sub_batches: 2,
+                sequences: REQUESTS as u32,
+                capacity,
+                targets: Targets::NONE,
+                most_answer: None,
+                learns_lengths: false,
+            };
+            let priced = Placement { device_pages: pages, host_pages: 4 * REQUESTS, ..placement.clone() };
+            let predictor = Predictor::new(h.clone(), sizes.clone(), priced);
+            let arrival = Arrival { at: 0.0, input: TOKENS.0 as u32, output: TOKENS.1 as u32 };
+            let mut scheduler = by_name(strategy).unwrap();
+            let report =
+                sim::simulate(&[arrival; REQUESTS], &mut *scheduler, &predictor, &options, &mut |_| ())
+                    .unwrap();
+            let simulated = report.throughput_tok_s;
+            println!("{what:>24}  {strategy:11} {rate:8.0} tok/s, simulated {simulated:8.0}  {steps:?}");
+            assert!(
+                (rate / simulated - 1.0).abs() < 0.15,
+                "{what}, {strategy}: {rate}, simulated {simulated}"
+            );
         }
     }
 }
