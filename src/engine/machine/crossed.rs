@@ -20,12 +20,12 @@ pub(super) struct Crossed {
 
 impl Crossed {
     /// Counts bytes to the device.
-    pub fn to_device(&mut self, bytes: usize) {
+    pub fn add_to_device(&mut self, bytes: usize) {
         self.to_device += bytes as u64;
     }
 
     /// Counts bytes to the host.
-    pub fn to_host(&mut self, bytes: usize) {
+    pub fn add_to_host(&mut self, bytes: usize) {
         self.to_host += bytes as u64;
     }
 }
@@ -68,8 +68,8 @@ impl RealMachine {
             ops.iter().filter(|op| op.unit != Unit::Host).filter_map(|op| device.brings(op))
         {
             match to_host {
-                true => self.crossed.to_host(bytes),
-                false => self.crossed.to_device(bytes),
+                true => self.crossed.add_to_host(bytes),
+                false => self.crossed.add_to_device(bytes),
             }
         }
     }

@@ -392,8 +392,8 @@ impl RealMachine {
     fn pages_of(&mut self, op: &Op, parts: &[Part<'_>], moved: &[Moved]) -> Result<()> {
         let bytes = self.move_pages_of(op, parts, moved)?;
         match op.unit {
-            Unit::D2h => self.crossed.to_host(bytes),
-            _ => self.crossed.to_device(bytes),
+            Unit::D2h => self.crossed.add_to_host(bytes),
+            _ => self.crossed.add_to_device(bytes),
         }
         Ok(())
     }
