@@ -216,8 +216,19 @@ fn load(args: &Args, targets: tandem::sched::Targets, queue: usize) -> anyhow::R
     let client = service.client();
     let grammars = Grammars::new(tokenizer.clone(), vocab);
     let sampling = params;
-    let model =
-        Model { client, chat, tokenizer, grammars, vocab, context, sequences, sampling, ending, placement };
+    let model = Model {
+        client,
+        chat,
+        tokenizer,
+        grammars,
+        vocab,
+        context,
+        sequences,
+        sampling,
+        ending,
+        targets,
+        placement,
+    };
     Ok(Loaded { service, model, _notices: notices })
 }
 

@@ -25,7 +25,9 @@ use super::sequences::Engine;
 use crate::cache::KvGeometry;
 use crate::device::TOP_K;
 use crate::program::{Flow, Group, RequestId, Side};
-use crate::sched::{Continuous, Limits, Predict, Queues, RequestView, Strategy, Targets, Untimed};
+use crate::sched::{
+    Continuous, Limits, OwnTargets, Predict, Queues, RequestView, Strategy, Targets, Untimed,
+};
 use crate::text::{Answer, Constraint, Ending, Sampler, SamplerParams, Tokenizer};
 use crate::timeline::Timeline;
 use crate::{Error, Result};
@@ -50,6 +52,8 @@ pub struct Request {
     pub tenant: u32,
     /// Of a tenant's waiting requests, those with a lower one come first.
     pub priority: i32,
+    /// What it asks of latency, in the place of what is asked of all requests ([`Batcher::set_targets`]).
+    pub targets: OwnTargets,
     /// What form the answer has. It ends when nothing may follow.
     pub constraint: Option<Constraint>,
 }
@@ -109,6 +113,8 @@ pub struct Token {
 pub struct Logprobs {
     /// The token's own.
     pub token: f64,
+    /// How many tokens are at least as likely, itself included.
+    pub rank: usize,
     /// The likeliest tokens with theirs, the best first.
     pub top: Vec<(u32, f64)>,
 }
@@ -300,7 +306,7 @@ impl Batcher {
     /// Accepts a request. Its tokens arrive at the receiver as steps are made; dropping the receiver cancels it.
     ///
     /// # Errors
-    /// If the prompt is empty, a token is outside the vocabulary, or the sampling makes no sense;
+    /// If the prompt is empty, a token is outside the vocabulary, or the sampling or a target makes no sense;
     /// and if the request does not fit the context or the pages that the strategy may use (with the numbers).
     pub fn submit(&mut self, request: Request) -> Result<(RequestId, Receiver<Event>)> {
         let (events, receiver) = channel();
@@ -314,7 +320,8 @@ impl Batcher {
     /// As [`Batcher::submit`]; nothing is delivered then.
     pub fn submit_to(&mut self, request: Request, deliver: Deliver) -> Result<RequestId> {
         let Request { prompt, sampling, max_tokens, ending, logprobs, prompt_logprobs, .. } = request;
-        let Request { tenant, priority, constraint, .. } = request;
+        let Request { tenant, priority, targets, constraint, .. } = request;
+        targets.check()?;
         if prompt.is_empty() {
             return Err(Error::usage("the prompt is empty"));
         }
@@ -363,7 +370,8 @@ impl Batcher {
         // A sequence without tokens takes no pages.
         let id = self.engine.add();
         self.live.insert(id, live);
-        self.queues.submit(RequestView { tenant, priority, ..RequestView::new(id, n as u32, most as u32) });
+        let view = RequestView::new(id, n as u32, most as u32);
+        self.queues.submit(RequestView { tenant, priority, targets, ..view });
         Ok(id)
     }
 
@@ -379,7 +387,7 @@ impl Batcher {
         self.engine.keep_prefixes(keep);
     }
 
-    /// What is asked of latency: strategies are as fast as they can be within it.
+    /// What is asked of latency by requests that ask nothing for themselves: strategies are as fast as they can be within it.
     pub fn set_targets(&mut self, targets: Targets) {
         self.queues.set_targets(targets);
     }

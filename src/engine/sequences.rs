@@ -174,6 +174,12 @@ impl Engine {
         self.machine.busy_seconds()
     }
 
+    /// Bytes that have crossed the link since the engine was made: to the device, and to the host. Streamed weights, pages, rows
+    /// that one side hands to the other, and the results of a head on the device; not the lists of a step's rows and pages.
+    pub fn link_bytes(&self) -> [u64; 2] {
+        self.machine.link_bytes()
+    }
+
     /// Waits for all work in flight on the device, if there is one.
     ///
     /// # Errors

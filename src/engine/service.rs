@@ -109,7 +109,9 @@ pub struct Status {
     /// Seconds that each unit has worked, in the order of [`Unit::ALL`](crate::program::Unit::ALL): if the engine counts them
     /// ([`Batcher::count_busy`]).
     pub busy: Option<[f64; 4]>,
-    /// Whether these are seconds of emulated time.
+    /// Bytes that have crossed the link: to the device, and to the host ([`Engine::link_bytes`]).
+    pub link_bytes: [u64; 2],
+    /// Whether the seconds are of emulated time.
     pub is_emulated: bool,
 }
 

@@ -23,7 +23,7 @@
 //! is slow, NEO and APEX leave it alone. And what they gain is over prompts that are paced as well as theirs (decision 0031).
 //!
 //! While the device has room for all requests there is nothing to compare, and the first policy decides; unless there are targets of
-//! latency ([`Targets`](super::Targets)), which rollouts count late requests by.
+//! latency ([`Targets`](super::Targets)), of all requests or of one, which rollouts count late requests by.
 
 use super::compare::Comparison;
 use super::decision::Decision;
@@ -122,8 +122,7 @@ impl Choice {
             None => begins || changed || self.age >= COMPARES_AFTER,
         };
         if due {
-            let settled =
-                self.policy.is_like(&self.first()) && fits(queues, limits) && !queues.targets().is_some();
+            let settled = self.policy.is_like(&self.first()) && fits(queues, limits) && !queues.has_targets();
             self.comparison = (!settled).then(|| {
                 let all = Comparison::new(&self.policy, (self.among)(), queues, limits, costs);
                 if begins { all.within(AT_FIRST) } else { all }

@@ -11,7 +11,8 @@
 //! among equals the faster: a rollout goes on, then, while it may still turn out to be in time.
 //!
 //! Without targets, where requests came one by one, the device alone is rolled out first: a policy whose first tokens come so much later
-//! than its ([`Targets::awaited`]) counts as late. So no throughput is bought with somebody's patience.
+//! than its ([`Targets::awaited`]) counts as late. So no throughput is bought with somebody's patience. Where some requests have targets of
+//! their own and the others have none, both hold: late requests count first, then first tokens of those without.
 //!
 //! A rollout that stops early is judged by what it had done by then. So bad policies cost little, and none remains untried
 //! because of those before it. The work is done in portions, so that no step of the real run waits long for the answer.
@@ -127,34 +128,40 @@ struct Best {
 /// How late a rollout's requests are.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Lateness {
-    /// Requests beyond the targets, or seconds to first tokens.
-    much: f64,
+    /// Requests beyond their targets, then seconds to first tokens: each 0 unless it counts.
+    much: (usize, f64),
     /// Whether targets, or the default bound, are kept.
     kept: bool,
 }
 
 /// What lateness is measured by.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum By {
-    Targets(Targets),
-    /// Mean seconds to first tokens, at most these, once known.
-    Bound(Option<f64>),
-    Nothing,
+struct By {
+    /// Those of all requests, if any request has some, of all or its own.
+    targets: Option<Targets>,
+    patience: Patience,
+}
+
+/// How long the first tokens of requests without targets may take, in the mean.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Patience {
+    Any,
+    /// As long as a rollout says that has not been made.
+    Unknown,
+    Seconds(f64),
 }
 
 impl By {
     fn of(self, rollout: &Rollout) -> Lateness {
-        match self {
-            By::Targets(targets) => {
-                let (late, all) = rollout.late();
-                Lateness { much: late as f64, kept: targets.kept(late, all) }
-            }
-            By::Bound(Some(most)) => {
-                let seconds = rollout.first_seconds();
-                Lateness { much: seconds, kept: seconds <= most }
-            }
-            By::Bound(None) | By::Nothing => Lateness { much: 0.0, kept: true },
-        }
+        let (late, in_time) = self.targets.map_or((0, true), |targets| {
+            let (late, all) = rollout.late();
+            (late, targets.kept(late, all))
+        });
+        let (seconds, soon) = match self.patience {
+            Patience::Seconds(most) => (rollout.first_seconds(), rollout.first_seconds() <= most),
+            Patience::Unknown | Patience::Any => (0.0, true),
+        };
+        Lateness { much: (late, seconds), kept: in_time && soon }
     }
 }
 
@@ -229,19 +236,19 @@ impl Comparison {
         let mut left: Vec<Policy> = others.rev().collect();
         let targets = queues.targets();
         let mut first = current.clone();
-        let by = match targets.is_some() {
-            true => By::Targets(targets),
-            false if queues.is_awaited() => match left.iter().position(|p| p.name() == REFERENCE) {
+        let patience = match !targets.is_some() && queues.is_awaited() {
+            true => match left.iter().position(|p| p.name() == REFERENCE) {
                 Some(at) => {
                     let reference = left.remove(at);
                     left.push(std::mem::replace(&mut first, reference));
-                    By::Bound(None)
+                    Patience::Unknown
                 }
-                None if first.name() == REFERENCE => By::Bound(None),
-                None => By::Nothing,
+                None if first.name() == REFERENCE => Patience::Unknown,
+                None => Patience::Any,
             },
-            false => By::Nothing,
+            false => Patience::Any,
         };
+        let by = By { targets: queues.has_targets().then_some(targets), patience };
         let seen = queues.in_sight();
         let worth = Steady::of(&seen, limits, costs, 1.0).worth;
         Comparison {
@@ -315,9 +322,9 @@ impl Comparison {
                 let step = requests + STEP + repeated * requests / REPEATED;
                 (*work, self.used) = (*work - step, self.used + step);
             }
-            if let By::Bound(most @ None) = &mut self.by {
+            if self.by.patience == Patience::Unknown {
                 // The first is the device alone.
-                *most = Some(Targets::bound(rollout.first_seconds()));
+                self.by.patience = Patience::Seconds(Targets::bound(rollout.first_seconds()));
             }
             let is_first = self.best.is_none();
             if self.best.as_ref().is_none_or(|best| best.is_beaten_by(rollout, self.by, self.horizon)) {

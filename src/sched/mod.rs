@@ -82,7 +82,7 @@ pub use predict::{Predict, Untimed};
 pub use queues::Queues;
 pub use slots::Slots;
 pub use strategy::{Limits, Observed, Strategy};
-pub use targets::Targets;
+pub use targets::{OwnTargets, Targets};
 pub use view::RequestView;
 
 use choice::Choice;

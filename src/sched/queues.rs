@@ -65,7 +65,13 @@ impl Queues {
         self.targets
     }
 
-    /// Asks it.
+    /// Whether anything is asked of latency: of all requests, or by one of those in sight for itself.
+    pub fn has_targets(&self) -> bool {
+        let own = |job: &RequestView| job.targets.is_some();
+        self.targets.is_some() || self.running.iter().chain(self.waiting.iter().take(IN_SIGHT)).any(own)
+    }
+
+    /// Asks it of all requests that ask nothing for themselves.
     pub fn set_targets(&mut self, targets: Targets) {
         self.targets = targets;
     }
@@ -196,7 +202,7 @@ impl Queues {
                     }
                     if job.stored >= job.prompt && job.first.is_none() {
                         job.first = Some(self.now);
-                        if job.came_later() {
+                        if job.is_awaited() {
                             let took = self.now - job.arrived.unwrap_or(self.now);
                             self.firsts = (self.firsts.0 + 1, self.firsts.1 + took);
                         }
@@ -215,7 +221,8 @@ impl Queues {
         self.waiting.iter_mut().chain(&mut self.running).for_each(|job| job.waited += steps);
     }
 
-    /// Ends running requests that have as many tokens as is likely; returns how many there were, and how many of them too late.
+    /// Ends running requests that have as many tokens as is likely; returns how many there were with targets, and how many of them too
+    /// late.
     pub(super) fn end_complete(&mut self) -> (usize, usize) {
         let (mut ended, mut late) = (0, 0);
         let (now, targets) = (self.now, self.targets);
@@ -223,7 +230,8 @@ impl Queues {
             let ends = job.stored >= job.likely;
             if ends {
                 let (ttft, tpot) = job.latency(now);
-                ended += 1;
+                let targets = targets.with(job.targets);
+                ended += usize::from(targets.is_some());
                 late += usize::from(!targets.met(ttft, tpot));
             }
             !ends
@@ -241,16 +249,16 @@ impl Queues {
         self.targets.awaited && self.running.iter().chain(&self.waiting).any(RequestView::came_later)
     }
 
-    /// Whether some request without its first token came after the start.
+    /// Whether some request without its first token, and without a target for it, came after the start.
     pub(super) fn is_awaited(&self) -> bool {
         self.targets.awaited
-            && self.running.iter().chain(&self.waiting).any(|job| job.first.is_none() && job.came_later())
+            && self.running.iter().chain(&self.waiting).any(|job| job.first.is_none() && job.is_awaited())
     }
 
-    /// The mean seconds to the first tokens of requests that came after the start, since [`Queues::in_sight`] took them; those that have
+    /// The mean seconds to the first tokens of requests that came after the start and have no targets for them, since [`Queues::in_sight`] took them; those that have
     /// none yet count with what they have waited.
     pub(super) fn first_seconds(&self) -> f64 {
-        let waits = self.running.iter().chain(&self.waiting).filter(|j| j.first.is_none() && j.came_later());
+        let waits = self.running.iter().chain(&self.waiting).filter(|j| j.first.is_none() && j.is_awaited());
         let (n, sum) = waits
             .fold(self.firsts, |(n, sum), job| (n + 1, sum + self.now - job.arrived.unwrap_or(self.now)));
         sum / n.max(1) as f64
@@ -258,9 +266,19 @@ impl Queues {
 
     /// Requests that will be late whatever happens: their first token is, or is not there and would be.
     pub(super) fn hopeless(&self) -> usize {
-        let Some(most) = self.targets.ttft else { return 0 };
-        let late =
-            |job: &&RequestView| job.first.unwrap_or(self.now) - job.arrived.unwrap_or(self.now) > most;
+        let late = |job: &&RequestView| {
+            let most = job.targets.ttft.or(self.targets.ttft);
+            most.is_some_and(|most| job.first.unwrap_or(self.now) - job.arrived.unwrap_or(self.now) > most)
+        };
         self.running.iter().chain(&self.waiting).filter(late).count()
+    }
+
+    /// Requests with targets, of all or their own.
+    pub(super) fn with_targets(&self) -> usize {
+        let all = || self.running.iter().chain(&self.waiting);
+        match self.targets.is_some() {
+            true => all().count(),
+            false => all().filter(|job| job.targets.is_some()).count(),
+        }
     }
 }

@@ -38,7 +38,7 @@ pub(super) struct Rollout {
     seconds: f64,
     /// When it began.
     from: f64,
-    /// Requests that have ended, and those of them that were late.
+    /// Requests with targets that have ended, and those of them that were late.
     ended: (usize, usize),
     idle: u32,
     host: HostLane,
@@ -112,9 +112,9 @@ impl Rollout {
         self.queues.first_seconds()
     }
 
-    /// Requests that are late, so far, and all that there were.
+    /// Requests that are late, so far, and all that there were with targets: a single one is not outvoted by others that ask nothing.
     pub fn late(&self) -> (usize, usize) {
-        (self.ended.1 + self.queues.hopeless(), self.ended.0 + self.requests())
+        (self.ended.1 + self.queues.hopeless(), self.ended.0 + self.queues.with_targets())
     }
 
     /// How far it is after which time.

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::{Error, Result};
+
 /// Seconds within which tokens are wanted; `None` where any will do.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Targets {
@@ -31,6 +33,11 @@ impl Targets {
         self.ttft.is_some() || self.tpot.is_some()
     }
 
+    /// Those of a request with targets of its own.
+    pub fn with(&self, own: OwnTargets) -> Targets {
+        Targets { ttft: own.ttft.or(self.ttft), tpot: own.tpot.or(self.tpot), ..*self }
+    }
+
     /// The mean seconds to a first token that are not exceeded without targets, where the device alone has `alone`.
     pub(super) fn bound(alone: f64) -> f64 {
         alone + (DELAY * alone).max(AT_LEAST)
@@ -42,9 +49,38 @@ impl Targets {
             && self.tpot.zip(tpot).is_none_or(|(most, seconds)| seconds <= most)
     }
 
-    /// Whether they are kept if `late` of `all` requests are not within them.
+    /// Whether they are kept if `late` of `all` requests that have any are not within them.
     pub fn kept(&self, late: usize, all: usize) -> bool {
-        !self.is_some() || 100 * late <= (100 - self.percentile.min(100) as usize) * all
+        100 * late <= (100 - self.percentile.min(100) as usize) * all
+    }
+}
+
+/// Targets of one request: each that is given replaces that of all requests ([`Targets`]).
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct OwnTargets {
+    /// Seconds from its arrival to its first token.
+    pub ttft: Option<f64>,
+    /// Seconds between its tokens after the first, their mean.
+    pub tpot: Option<f64>,
+}
+
+impl OwnTargets {
+    /// Whether anything is asked.
+    pub fn is_some(&self) -> bool {
+        self.ttft.is_some() || self.tpot.is_some()
+    }
+
+    /// # Errors
+    /// A target that is not a number of seconds above 0, by its name in requests.
+    pub fn check(&self) -> Result<()> {
+        for (name, target) in [("ttft_target", self.ttft), ("tpot_target", self.tpot)] {
+            if let Some(seconds) = target.filter(|&seconds| !(seconds > 0.0 && seconds.is_finite())) {
+                return Err(Error::usage(format!(
+                    "{name}: {seconds}, a number of seconds above 0 is wanted"
+                )));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -72,6 +108,26 @@ mod tests {
         assert!(targets.kept(1, 10) && !targets.kept(2, 10) && targets.kept(0, 0));
         let all = Targets { percentile: 100, ..targets };
         assert!(!all.kept(1, 1000) && all.kept(0, 3));
-        assert!(Targets::NONE.kept(10, 10) && Targets::NONE.met(1e9, Some(1e9)));
+        assert!(Targets::NONE.met(1e9, Some(1e9)));
+    }
+
+    #[test]
+    fn own_targets_replace_those_of_all() {
+        let all = Targets { ttft: Some(1.0), tpot: Some(0.1), ..Targets::NONE };
+        assert_eq!(all.with(OwnTargets::default()), all);
+        let own = OwnTargets { tpot: Some(0.5), ..OwnTargets::default() };
+        assert_eq!(all.with(own), Targets { tpot: Some(0.5), ..all });
+        assert_eq!(Targets::OFFLINE.with(own), Targets { tpot: Some(0.5), ..Targets::OFFLINE });
+    }
+
+    #[test]
+    fn own_targets_are_seconds_above_0() {
+        let own = |ttft, tpot| OwnTargets { ttft, tpot }.check();
+        own(Some(1e-9), Some(1e9)).unwrap();
+        own(None, None).unwrap();
+        for wrong in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(own(Some(wrong), None).unwrap_err().to_string().contains("ttft_target"));
+            assert!(own(None, Some(wrong)).unwrap_err().to_string().contains("tpot_target"));
+        }
     }
 }

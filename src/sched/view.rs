@@ -4,6 +4,7 @@ use crate::cache::KvGeometry;
 use crate::program::{Group, Kv, Phase, RequestId, Side, Wants};
 
 use super::lengths::Lengths;
+use super::targets::OwnTargets;
 
 /// A request as strategies see it.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,6 +35,8 @@ pub struct RequestView {
     pub tenant: u32,
     /// Of its tenant's waiting requests, those with a lower one come first.
     pub priority: i32,
+    /// What it asks of latency for itself.
+    pub targets: OwnTargets,
     /// Its turn while it waits; the queue sets it.
     pub turn: u64,
 }
@@ -55,6 +58,7 @@ impl RequestView {
             first: None,
             tenant: 0,
             priority: 0,
+            targets: OwnTargets::default(),
             turn: 0,
         }
     }
@@ -62,6 +66,11 @@ impl RequestView {
     /// Whether it came after the start, where all of an offline workload are.
     pub(super) fn came_later(&self) -> bool {
         self.arrived.is_some_and(|at| at > 0.0)
+    }
+
+    /// Whether somebody waits for its first token who has not said how long: it came after the start.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.came_later() && self.targets.ttft.is_none()
     }
 
     /// Seconds to its first token and between its tokens, if it ends `now`.

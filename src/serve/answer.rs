@@ -52,7 +52,16 @@ pub(super) async fn whole(mut run: Run, writing: &Writing) -> Response {
     parts.iter_mut().for_each(|part| part.offset = chars(part.text.as_deref().unwrap_or_default()));
     while let Some(update) = run.next().await {
         match update {
-            Update::Prompt(index, tokens) => parts[index].scored = writing.scored(tokens),
+            Update::Prompt(index, echoed, ranked) => {
+                if echoed.is_some() {
+                    parts[index].scored = echoed;
+                }
+                if ranked.is_some() {
+                    parts[index..index + writing.n]
+                        .iter_mut()
+                        .for_each(|part| part.prompt.clone_from(&ranked));
+                }
+            }
             Update::Piece(index, piece) => add(&mut parts[index], piece),
             Update::End(index, piece, reason) => {
                 add(&mut parts[index], piece);
@@ -152,8 +161,9 @@ impl Stream {
 
     fn write(&mut self, to: &mut Vec<u8>, update: Update) {
         match update {
-            Update::Prompt(index, tokens) => {
-                let (text, scored) = (Some(self.writing.echo(index)), self.writing.scored(tokens));
+            // Streams have no place for `prompt_logprobs`.
+            Update::Prompt(index, scored, _) => {
+                let text = Some(self.writing.echo(index));
                 self.chunk(to, Part { index, text, scored, ..Part::default() });
             }
             Update::Piece(index, piece) => self.piece(to, index, piece),

@@ -233,7 +233,7 @@ mod tests {
     use crate::engine::Logprobs;
 
     fn token(id: u32, text: &str) -> Token {
-        let logprobs = Some(Box::new(Logprobs { token: -0.5, top: vec![(id, -0.5), (9, -1.0)] }));
+        let logprobs = Some(Box::new(Logprobs { token: -0.5, rank: 1, top: vec![(id, -0.5), (9, -1.0)] }));
         Token { id, text: text.into(), logprobs }
     }
 

@@ -68,7 +68,8 @@ pub(super) async fn answer(
     let Asked { form, settings, prompts, logprobs, constraint, mut reading, echo, tenant, places } = asked;
     reading.salt = app.seed();
     let choices = prompts.len() * settings.n;
-    record.asks(prompts.iter().map(Vec::len).sum(), choices, settings.stream);
+    let targets = loaded.model.targets.with(settings.targets);
+    record.asks(prompts.iter().map(Vec::len).sum(), choices, settings.stream, targets);
     let order = Order {
         tenant,
         settings: &settings,

@@ -29,6 +29,11 @@ pub(super) struct Common {
     pub model: Option<String>,
     /// Which of the waiting requests of a key come first: those with a lower one.
     pub priority: Option<i32>,
+    /// Seconds to the first token, and between tokens, in the place of the server's targets.
+    pub ttft_target: Option<f64>,
+    pub tpot_target: Option<f64>,
+    /// vLLM's name for scores of the prompt.
+    pub prompt_logprobs: Option<u32>,
     /// Tokens before which the answer does not end.
     pub min_tokens: Option<u32>,
     /// Whether the end of the turn does not end the answer.

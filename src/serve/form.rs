@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::choice::{Call, Scored};
 
 /// Log-probabilities below this are written as this: JSON has no infinity.
-const LEAST: f64 = -9999.0;
+pub(super) const LEAST: f64 = -9999.0;
 
 /// Which of the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +62,8 @@ pub(super) struct Part {
     /// Whether it is the first of a stream.
     pub first: bool,
     pub scored: Option<Vec<Scored>>,
+    /// `prompt_logprobs`.
+    pub prompt: Option<Value>,
     /// Characters of the text before it.
     pub offset: usize,
     pub finish: Option<&'static str>,
@@ -76,14 +78,21 @@ struct Whole<'a> {
     choices: Vec<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
+    /// Of the prompt of a chat; text completions have them with each answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<Value>,
 }
 
 impl Head {
     /// A whole answer.
-    pub fn whole(&self, parts: Vec<Part>, usage: Usage) -> Value {
+    pub fn whole(&self, mut parts: Vec<Part>, usage: Usage) -> Value {
         let object = match self.form {
             Form::Chat => "chat.completion",
             Form::Text => "text_completion",
+        };
+        let prompt_logprobs = match self.form {
+            Form::Chat => parts.first_mut().and_then(|part| part.prompt.take()),
+            Form::Text => None,
         };
         let choice = |part: Part| match self.form {
             Form::Chat => json!({
@@ -96,7 +105,8 @@ impl Head {
         };
         let choices = parts.into_iter().map(choice).collect();
         let (id, model, created) = (&*self.id, &*self.model, self.created);
-        let whole = Whole { id, object, created, model, choices, usage: Some(Some(usage)) };
+        let usage = Some(Some(usage));
+        let whole = Whole { id, object, created, model, choices, usage, prompt_logprobs };
         serde_json::to_value(whole).expect("plain values")
     }
 
@@ -113,16 +123,20 @@ impl Head {
         let choices = part.into_iter().map(choice).collect();
         let usage = counts.then_some(usage);
         let (id, model, created) = (&*self.id, &*self.model, self.created);
-        event(to, &Whole { id, object, created, model, choices, usage });
+        event(to, &Whole { id, object, created, model, choices, usage, prompt_logprobs: None });
     }
 
     fn text_choice(&self, part: Part) -> Value {
-        json!({
+        let mut choice = json!({
             "index": part.index,
             "text": part.text.unwrap_or_default(),
             "logprobs": part.scored.as_deref().map(|scored| text_logprobs(scored, part.offset)),
             "finish_reason": part.finish,
-        })
+        });
+        if let Some(prompt) = part.prompt {
+            choice["prompt_logprobs"] = prompt;
+        }
+        choice
     }
 }
 

@@ -26,6 +26,9 @@ pub(super) struct Metrics {
     first: Histogram,
     between: Histogram,
     whole: Histogram,
+    /// Answers with targets of latency, and those of them that were within.
+    with_targets: AtomicU64,
+    within_targets: AtomicU64,
     /// The latest answers.
     pub recent: Recent,
 }
@@ -98,6 +101,19 @@ impl Metrics {
         self.recent.add((first, between, whole));
     }
 
+    /// So many answers with targets of latency have ended, and so many of them within these.
+    pub fn targets(&self, all: usize, within: usize) {
+        self.with_targets.fetch_add(all as u64, Ordering::Relaxed);
+        self.within_targets.fetch_add(within as u64, Ordering::Relaxed);
+    }
+
+    /// Answers with targets of latency, and those within them.
+    pub fn in_time(&self) -> Value {
+        let (all, within) =
+            (self.with_targets.load(Ordering::Relaxed), self.within_targets.load(Ordering::Relaxed));
+        json!({ "answers": all, "within": within })
+    }
+
     /// Tokens of ended requests.
     pub fn tokens(&self) -> Value {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -146,6 +162,12 @@ impl Metrics {
         self.between.write(out, "tandem_time_per_output_token_seconds", help);
         let help = "From a request's arrival to an answer's end.";
         self.whole.write(out, "tandem_request_duration_seconds", help);
+        let help = "Answers that had targets of latency, the server's or their own.";
+        let with_targets = self.with_targets.load(Ordering::Relaxed);
+        one(out, "tandem_answers_with_targets_total", help, "counter", with_targets);
+        let within = self.within_targets.load(Ordering::Relaxed);
+        let help = "Those of them that were within their targets.";
+        one(out, "tandem_answers_within_targets_total", help, "counter", within);
         if let Some((status, places, placement)) = loaded {
             head(out, "tandem_placement_info", "Where the model runs.", "gauge");
             // As the format wants its texts.
@@ -185,6 +207,11 @@ fn engine(out: &mut String, status: &Status, places: usize) {
     one(out, "tandem_step_seconds_total", "Seconds that steps took.", "counter", took);
     let help = "Seconds predicted for them; 0 without predictions.";
     one(out, "tandem_step_predicted_seconds_total", help, "counter", predicted);
+    let help = "Bytes that have crossed the link: weights, pages, rows and results.";
+    head(out, "tandem_link_bytes_total", help, "counter");
+    for (direction, bytes) in ["to_device", "to_host"].into_iter().zip(status.link_bytes) {
+        let _ = writeln!(out, "tandem_link_bytes_total{{direction=\"{direction}\"}} {bytes}");
+    }
     if let Some(busy) = status.busy {
         let help = "Seconds that each lane has worked; of those of steps, its busy fraction.";
         head(out, "tandem_lane_busy_seconds_total", help, "counter");

@@ -6,6 +6,7 @@ use super::error::ApiError;
 use super::options::Options;
 use super::places::Places;
 use crate::engine::Client;
+use crate::sched::Targets;
 use crate::text::{Chat, Ending, Grammars, SamplerParams, Tokenizer};
 
 /// A loaded model, and what its requests have where they say nothing.
@@ -28,6 +29,8 @@ pub struct Model {
     pub sampling: SamplerParams,
     /// What ends an answer.
     pub ending: Ending,
+    /// What is asked of latency by requests that ask nothing for themselves.
+    pub targets: Targets,
     /// Where it runs, in a sentence.
     pub placement: String,
 }

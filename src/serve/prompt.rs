@@ -1,6 +1,10 @@
-//! The tokens of an echoed prompt with their log-probabilities, and where in its text they are.
+//! The tokens of a prompt with their log-probabilities: of an echoed one as OpenAI has them, with where in its text they are, or as vLLM has
+//! them (`prompt_logprobs`).
+
+use serde_json::{Map, Value, json};
 
 use super::choice::{Scored, Speller};
+use super::form::LEAST;
 use crate::engine::Logprobs;
 
 /// Collects them for an answer: the engine tells them in parts.
@@ -25,20 +29,40 @@ impl Scoring {
         self.scores.len() + 1 >= self.ids.len()
     }
 
-    /// All tokens. `text` is the prompt as it is put in front of the answer.
-    pub fn finish(self, speller: &Speller, text: &str) -> Vec<Scored> {
+    /// All tokens, each but the first with its score.
+    fn all(&self) -> impl Iterator<Item = (u32, Option<&Logprobs>)> {
+        let scores = std::iter::once(None).chain(self.scores.iter().map(Some));
+        self.ids.iter().copied().zip(scores)
+    }
+
+    /// As vLLM has them: of each token but the first an object by token ids, of itself and of the `k` likeliest.
+    pub fn ranked(&self, speller: &Speller, k: usize) -> Value {
+        let entry = |id: u32, logprob: f64, rank: usize| json!({ "logprob": logprob.max(LEAST), "rank": rank, "decoded_token": speller.name(id).0 });
+        let of = |(id, score): (u32, Option<&Logprobs>)| {
+            let Some(score) = score else { return Value::Null };
+            let mut entries = Map::new();
+            entries.insert(id.to_string(), entry(id, score.token, score.rank));
+            for (rank, &(other, logprob)) in (1..).zip(score.top.iter().take(k)) {
+                entries.entry(other.to_string()).or_insert_with(|| entry(other, logprob, rank));
+            }
+            entries.into()
+        };
+        self.all().map(of).collect()
+    }
+
+    /// All tokens with the `k` likeliest beside each. `text` is the prompt as it is put in front of the answer.
+    pub fn echoed(&self, speller: &Speller, text: &str, k: usize) -> Vec<Scored> {
         let mut place = Place { text: text.as_bytes(), at: 0, chars: 0 };
-        let scores = std::iter::once(None).chain(self.scores.into_iter().map(Some));
-        let scored = |(id, score): (u32, Option<Logprobs>)| {
+        let scored = |(id, score): (u32, Option<&Logprobs>)| {
             let (token, bytes) = speller.name(id);
             let offset = Some(place.of(&bytes, speller.steers(id)));
             let (logprob, top) = match score {
                 None => (None, Vec::new()),
-                Some(score) => (Some(score.token), speller.names(&score.top)),
+                Some(score) => (Some(score.token), speller.names(&score.top[..k.min(score.top.len())])),
             };
             Scored { token, bytes, logprob, top, offset, start: 0 }
         };
-        self.ids.into_iter().zip(scores).map(scored).collect()
+        self.all().map(scored).collect()
     }
 }
 

@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 
+use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::app::Open;
@@ -36,8 +37,8 @@ pub(super) struct Order<'a> {
 
 /// News of an answer.
 pub(super) enum Update {
-    /// The tokens of its prompt, before all else.
-    Prompt(usize, Vec<Scored>),
+    /// The tokens of its prompt, before all else: in front of its own, and by themselves.
+    Prompt(usize, Option<Vec<Scored>>, Option<Value>),
     /// More of it.
     Piece(usize, Piece),
     /// It has ended: with the rest of it, and why.
@@ -52,6 +53,8 @@ pub(super) struct Run {
     choices: Vec<Choice>,
     /// What is known of the tokens of each answer's prompt until that is told, if they are scored.
     scorings: Vec<Option<Scoring>>,
+    /// Likely tokens beside those of echoed prompts, and beside those of `prompt_logprobs`.
+    beside: (Option<usize>, Option<usize>),
     echo: Vec<String>,
     speller: Speller,
     /// Answers to each prompt.
@@ -86,19 +89,24 @@ impl Run {
         let all = prompts.len() * settings.n;
         let (mut flights, mut choices) = (Vec::with_capacity(all), Vec::with_capacity(all));
         let mut scorings = Vec::with_capacity(all);
+        let beside = (logprobs.filter(|_| echo.is_some()), settings.prompt_logprobs);
         let (tokenizer, shown) = (model.tokenizer.clone(), settings.ending.shown.clone());
         let speller = Speller { tokenizer, shown };
         for index in 0..all {
             let prompt = &prompts[index / settings.n];
+            // Of the answers to a prompt, one tells `prompt_logprobs` for all.
+            let ranked = beside.1.filter(|_| index.is_multiple_of(settings.n));
+            let prompt_logprobs = beside.0.max(ranked);
             let request = Request {
                 prompt: prompt.clone(),
                 sampling: settings.sampling(index % settings.n),
                 max_tokens: settings.max_tokens.unwrap_or(model.context),
                 ending: settings.ending.clone(),
                 logprobs,
-                prompt_logprobs: logprobs.filter(|_| echo.is_some()),
+                prompt_logprobs,
                 tenant: tenant.0 as u32,
                 priority: settings.priority,
+                targets: settings.targets,
                 constraint: constraint.clone(),
             };
             let (own, refused) = (sender.clone(), sender.clone());
@@ -108,7 +116,7 @@ impl Run {
                 Err(error) => drop(refused.send((index, Delivery::Refused(error)))),
             }
             choices.push(Choice::new(speller.clone(), &settings.ending, &reading, index));
-            scorings.push((echo.is_some() && logprobs.is_some()).then(|| Scoring::of(prompt.clone())));
+            scorings.push(prompt_logprobs.is_some().then(|| Scoring::of(prompt.clone())));
         }
         // Only the engine's thread delivers from here on.
         drop(sender);
@@ -119,6 +127,7 @@ impl Run {
             deliveries,
             choices,
             scorings,
+            beside,
             echo,
             speller,
             n,
@@ -228,8 +237,9 @@ impl Run {
         let scoring = &mut self.scorings[index];
         scoring.as_mut()?.push(scores);
         let complete = scoring.take_if(|scoring| scoring.is_complete())?;
-        let tokens = complete.finish(&self.speller, &self.echo[index / self.n]);
-        Some(Update::Prompt(index, tokens))
+        let echoed = self.beside.0.map(|k| complete.echoed(&self.speller, &self.echo[index / self.n], k));
+        let ranked = self.beside.1.filter(|_| index.is_multiple_of(self.n));
+        Some(Update::Prompt(index, echoed, ranked.map(|k| complete.ranked(&self.speller, k))))
     }
 
     fn failed(&mut self, error: ApiError) -> Update {

@@ -6,6 +6,7 @@ use super::error::ApiError;
 use super::fields::{Common, Stop};
 use super::model::Model;
 use crate::model::{MIN_P_RANGE, PENALTY_RANGE, REPEAT_PENALTY_RANGE, TEMPERATURE_RANGE, TOP_P_RANGE};
+use crate::sched::OwnTargets;
 use crate::text::{Ending, SamplerParams};
 
 /// Most answers to one prompt.
@@ -15,6 +16,8 @@ const MOST_STOPS: usize = 16;
 const LONGEST_STOP: usize = 512;
 /// Most entries of `logit_bias`, which are added at every token.
 const MOST_BIASES: usize = 1024;
+/// Most likely tokens beside each of a prompt.
+const MOST_PROMPT_LOGPROBS: usize = 20;
 /// Most entries of `stop_token_ids`.
 const MOST_STOP_TOKENS: usize = 128;
 /// Bounds of a bias; the lower one excludes a token for practical purposes.
@@ -31,6 +34,10 @@ pub(super) struct Settings {
     pub max_tokens: Option<usize>,
     /// Of the waiting requests of a key, those with a lower one come first.
     pub priority: i32,
+    /// What is asked of latency, in the place of the server's targets.
+    pub targets: OwnTargets,
+    /// Log-probabilities of the prompt's tokens, and of this many likely ones beside each.
+    pub prompt_logprobs: Option<usize>,
     pub stream: bool,
     pub include_usage: bool,
 }
@@ -86,9 +93,32 @@ impl Settings {
         if fields.stream_options.is_some() && !stream {
             return Err(ApiError::bad("stream_options", "stream_options: only with stream"));
         }
+        let prompt_logprobs = fields.prompt_logprobs.map(|n| n as usize);
+        if prompt_logprobs.is_some_and(|n| n > MOST_PROMPT_LOGPROBS) {
+            let wanted = format!("from 0 to {MOST_PROMPT_LOGPROBS}");
+            return Err(out_of_range("prompt_logprobs", &wanted));
+        }
+        if prompt_logprobs.is_some() && stream {
+            // As in vLLM, whose chunks have no place for them.
+            return Err(ApiError::bad("prompt_logprobs", "prompt_logprobs: only without stream"));
+        }
         let include_usage = fields.stream_options.and_then(|o| o.include_usage).unwrap_or(false);
         let (n, priority) = (n as usize, fields.priority.unwrap_or(0));
-        Ok(Settings { sampling, ending, n, max_tokens, priority, stream, include_usage })
+        let targets = OwnTargets {
+            ttft: seconds("ttft_target", fields.ttft_target)?,
+            tpot: seconds("tpot_target", fields.tpot_target)?,
+        };
+        Ok(Settings {
+            sampling,
+            ending,
+            n,
+            max_tokens,
+            priority,
+            targets,
+            prompt_logprobs,
+            stream,
+            include_usage,
+        })
     }
 
     /// The sampling of answer `index` to a prompt: its seed is so much more.
@@ -118,6 +148,14 @@ fn within(
         Some(x) if !range.contains(&x) => {
             Err(ApiError::bad(name, format!("{name}: {x} is not in {range:?}")))
         }
+        value => Ok(value),
+    }
+}
+
+/// A target of latency.
+fn seconds(name: &str, value: Option<f64>) -> Result<Option<f64>, ApiError> {
+    match value {
+        Some(x) if !(x > 0.0 && x.is_finite()) => Err(out_of_range(name, "a number of seconds above 0")),
         value => Ok(value),
     }
 }

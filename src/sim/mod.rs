@@ -28,7 +28,7 @@ mod window;
 
 pub use capacity::{Capacity, Room};
 pub use clock::{Clock, Lap};
-pub use report::{Latencies, Quantiles, Report, Requests, Sums, Trip, report};
+pub use report::{Latencies, LinkBytes, Quantiles, Report, Requests, Sums, Trip, report};
 pub use run::{Options, simulate, timeline};
 
 #[cfg(test)]

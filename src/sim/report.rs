@@ -88,6 +88,9 @@ pub struct Report {
     pub flows: [u64; 3],
     /// Pages that changed sides, over all requests.
     pub swapped_pages: u64,
+    /// Bytes that crossed the link, where they were counted: on a real engine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link_bytes: Option<LinkBytes>,
     /// Requests that got all their tokens, and them in time; without targets all that did.
     pub within_targets: usize,
     /// Those per second of the makespan.
@@ -114,6 +117,15 @@ impl Report {
         let of = |power: Power| power.energy(self.makespan_s, busy, tokens, hardware.price.as_ref());
         self.energy = hardware.power.and_then(of);
     }
+}
+
+/// Bytes that crossed the link in each direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct LinkBytes {
+    /// From the host to the device.
+    pub to_device: u64,
+    /// From the device to the host.
+    pub to_host: u64,
 }
 
 /// A request on its way.
@@ -188,6 +200,8 @@ pub struct Sums {
     pub flows: [u64; 3],
     /// Pages that changed sides.
     pub swapped_pages: u64,
+    /// Bytes that crossed the link, if somebody counted.
+    pub link_bytes: Option<LinkBytes>,
     /// Why requests failed: each reason, and how often.
     pub reasons: Vec<(String, usize)>,
 }
@@ -238,6 +252,7 @@ pub fn report(strategy: &str, trips: &[Trip], sums: Sums, targets: &Targets) -> 
         iterations: sums.iterations,
         flows: sums.flows,
         swapped_pages: sums.swapped_pages,
+        link_bytes: sums.link_bytes,
         within_targets: within,
         goodput_req_s: if makespan > 0.0 { within as f64 / makespan } else { 0.0 },
         keeps_targets: targets.is_some().then(|| targets.kept(trips.len() - within, trips.len())),

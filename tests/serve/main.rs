@@ -14,6 +14,8 @@ mod page;
 mod prompts;
 mod schemathesis;
 mod scores;
+mod soak;
 #[path = "../support/mod.rs"]
 mod support;
+mod targets;
 mod world;

@@ -160,3 +160,62 @@ fn a_prompt_may_be_all() {
     let body = json!({ "prompt": vec![3; 256], "echo": true, "logprobs": 0, "max_tokens": 0 });
     assert_eq!(list(&complete(&served, &body)["choices"][0], "tokens").len(), 256);
 }
+
+/// vLLM's `prompt_logprobs`, in both kinds of completions.
+#[test]
+fn prompt_logprobs_are_those_of_the_library_with_their_ranks() {
+    let served = World { prefixes: true, ..World::default() }.serve();
+    let ids: Vec<u32> = (0..70).map(|i| (i * i * 7 + 1) % 500).collect();
+    let want = by_library(load("synth:tiny-llama").unwrap(), &ids);
+    // Twice: pages that the first has left serve no scores.
+    for k in [3, 0] {
+        let body =
+            json!({ "prompt": [ids, [5]], "max_tokens": 2, "temperature": 0, "prompt_logprobs": k, "n": 2 });
+        let answer = complete(&served, &body);
+        let choices = answer["choices"].as_array().unwrap();
+        assert_eq!(choices.len(), 4);
+        let all = choices[0]["prompt_logprobs"].as_array().unwrap();
+        assert_eq!((all.len(), &all[0]), (ids.len(), &Value::Null));
+        for ((entries, id), (logprob, is_best)) in all[1..].iter().zip(&ids[1..]).zip(&want) {
+            let entries = entries.as_object().unwrap();
+            let own = &entries[&id.to_string()];
+            assert_eq!(own["logprob"].as_f64(), Some(*logprob));
+            assert_eq!(own["decoded_token"], format!("{id} "));
+            let rank = own["rank"].as_u64().unwrap();
+            assert_eq!(rank == 1, *is_best);
+            let mut ranks: Vec<u64> = entries.values().map(|e| e["rank"].as_u64().unwrap()).collect();
+            ranks.sort_unstable();
+            // The likeliest, and the token itself, once if it is one of them.
+            let mut wanted: Vec<u64> = (1..=k).collect();
+            wanted.extend((rank > k).then_some(rank));
+            assert_eq!(ranks, wanted);
+            let of = |rank: u64| entries.values().find(|e| e["rank"] == rank).unwrap()["logprob"].as_f64();
+            assert!((1..k).all(|rank| of(rank) >= of(rank + 1)));
+        }
+        // All answers to a prompt have them; one token follows nothing.
+        assert_eq!(choices[1]["prompt_logprobs"], choices[0]["prompt_logprobs"]);
+        assert_eq!(choices[2]["prompt_logprobs"], json!([null]));
+        // The legacy lists beside them have their own number of likely ones.
+        let both =
+            json!({ "prompt": ids, "max_tokens": 0, "prompt_logprobs": k, "echo": true, "logprobs": 1 });
+        let both = &complete(&served, &both)["choices"][0];
+        assert_eq!(both["prompt_logprobs"], choices[0]["prompt_logprobs"]);
+        assert!(
+            list(both, "top_logprobs")[1..]
+                .iter()
+                .all(|top| (1..=2).contains(&top.as_object().unwrap().len()))
+        );
+        assert_eq!(list(both, "token_logprobs")[1].as_f64(), Some(want[0].0));
+    }
+    let body =
+        json!({ "messages": [{ "role": "user", "content": "abc" }], "max_tokens": 1, "prompt_logprobs": 1 });
+    let chat = served.caller().chat(&body).ok();
+    let n = chat["usage"]["prompt_tokens"].as_u64().unwrap() as usize;
+    assert_eq!(chat["prompt_logprobs"].as_array().unwrap().len(), n);
+    assert!(chat["choices"][0].get("prompt_logprobs").is_none());
+    let without = served
+        .caller()
+        .chat(&json!({ "messages": [{ "role": "user", "content": "abc" }], "max_tokens": 1 }))
+        .ok();
+    assert!(without.get("prompt_logprobs").is_none());
+}

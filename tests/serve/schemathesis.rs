@@ -30,6 +30,8 @@ fn answers_are_as_the_openapi_document_says() {
             .current_dir(folder.path())
             .args(["-c", PROGRAM, "run", "--no-color", "-n", "10", "--seed", "1", "-c", CHECKS])
             .args(["--phases", "coverage,fuzzing", "--continue-on-failure"])
+            // Of some seeds most names of models that it draws have a slash, and it gives up; that says nothing of the server.
+            .arg("--suppress-health-check=filter_too_much")
             .arg(format!("http://{}/openapi.json", served.server.address()))
             .output()
             .unwrap();

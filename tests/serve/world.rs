@@ -7,8 +7,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tandem::device::Accelerator;
 use tandem::engine::{Batcher, Engine, Service};
-use tandem::sched::{Continuous, Decision, Limits, Predict, Queues, Strategy, Untimed};
+use tandem::program::Placement;
+use tandem::sched::{Continuous, Decision, Limits, OwnTargets, Predict, Queues, Strategy, Targets, Untimed};
 use tandem::serve::{Model, Options, Server};
 use tandem::simd::Isa;
 use tandem::text::{Chat, Ending, Grammars, SamplerParams, Sandbox};
@@ -28,6 +30,8 @@ struct Steps {
     made: usize,
     /// The step at which the strategy panics.
     panics: bool,
+    /// What the first waiting request of the last step asked of latency.
+    targets: Option<OwnTargets>,
 }
 
 impl Gate {
@@ -59,10 +63,16 @@ impl Gate {
         self.0.0.lock().unwrap().made
     }
 
-    fn pass(&self) {
+    pub fn seen_targets(&self) -> Option<OwnTargets> {
+        self.0.0.lock().unwrap().targets
+    }
+
+    fn pass(&self, queues: &Queues) {
         let (steps, changed) = &*self.0;
         let closed = |s: &mut Steps| s.allowed.is_some_and(|n| s.made >= n);
-        let mut steps = changed.wait_while(steps.lock().unwrap(), closed).unwrap();
+        let mut steps = steps.lock().unwrap();
+        steps.targets = queues.waiting().next().map(|job| job.targets);
+        let mut steps = changed.wait_while(steps, closed).unwrap();
         steps.made += 1;
         let panics = steps.panics;
         drop(steps);
@@ -77,7 +87,7 @@ impl Strategy for Gated {
         "gated"
     }
     fn plan(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict) -> Decision {
-        self.1.pass();
+        self.1.pass(queues);
         self.0.plan(queues, limits, costs)
     }
 }
@@ -98,6 +108,12 @@ pub struct World {
     /// Whether these have harmony's control tokens.
     pub channels: bool,
     pub template: Option<&'static str>,
+    /// What is asked of the latency of all requests.
+    pub targets: Targets,
+    /// The device of all layers but the first; without one, the CPU has them all.
+    pub accelerator: Option<Arc<dyn Accelerator>>,
+    /// Whether lines of the log are kept.
+    pub logs: bool,
 }
 
 impl Default for World {
@@ -114,6 +130,9 @@ impl Default for World {
             spells: false,
             channels: false,
             template: None,
+            targets: Targets::NONE,
+            accelerator: None,
+            logs: true,
         }
     }
 }
@@ -123,7 +142,7 @@ pub struct Served {
     pub server: Server,
     pub service: Service,
     pub gate: Gate,
-    log: Receiver<String>,
+    log: Mutex<Receiver<String>>,
     model: Option<Model>,
 }
 
@@ -136,17 +155,30 @@ impl World {
         let mut options = tandem::engine::Options::new(isa, self.context);
         options.mode = tandem::simd::linear::Mode::Deterministic;
         (options.sequences, options.chunk, options.threads) = (self.sequences, self.chunk, Some(1));
-        let engine = Engine::new(loaded.spec, &loaded.weights, &options, &|_| ()).unwrap();
+        let engine = match self.accelerator {
+            None => Engine::new(loaded.spec, &loaded.weights, &options, &|_| ()),
+            Some(on) => {
+                let placement = Placement::boundary(1, loaded.spec.n_layers, 0, 0);
+                let spec = loaded.spec.clone();
+                Engine::placed(spec, &loaded.weights, &options, on, "emulated", "test", placement, &|_| ())
+            }
+        };
+        let engine = engine.unwrap();
         let strategy = Gated(Continuous::default(), self.gate.clone());
         let mut requests = Batcher::with(engine, Box::new(strategy), Box::new(Untimed));
         requests.keep_prefixes(self.prefixes);
         requests.count_busy();
+        requests.set_targets(self.targets);
         let tokenizer = self.spells.then(if self.channels { spelling::harmony } else { spelling::tokenizer });
         requests.set_tokenizer(tokenizer.clone());
         let service = Service::start(requests).unwrap();
         let (lines, log) = channel();
         let lines = Mutex::new(lines);
-        let log_to = Arc::new(move |line: &str, _| drop(lines.lock().unwrap().send(line.to_owned())));
+        let log_to = Arc::new(move |line: &str, _| {
+            if self.logs {
+                drop(lines.lock().unwrap().send(line.to_owned()));
+            }
+        });
         let server = Server::start(Options { log: log_to, ..self.options }).unwrap();
         let ends = tokenizer.as_ref().map_or_else(Vec::new, |t| t.end_of_generation().collect());
         let sampling = SamplerParams { temperature: 1.0, ..SamplerParams::default() };
@@ -161,9 +193,11 @@ impl World {
             sequences: self.sequences,
             sampling,
             ending: Ending::at(ends),
+            targets: self.targets,
             placement: "cpu-only: all on the cpu".into(),
         };
-        let mut served = Served { server, service, gate: self.gate, log, model: Some(model) };
+        let mut served =
+            Served { server, service, gate: self.gate, log: Mutex::new(log), model: Some(model) };
         if self.ready {
             served.ready();
         }
@@ -299,7 +333,8 @@ impl Served {
     pub fn logged(&self, part: &str) -> String {
         let until = Instant::now() + PATIENCE;
         let mut seen = Vec::new();
-        while let Ok(line) = self.log.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        let log = self.log.lock().unwrap();
+        while let Ok(line) = log.recv_timeout(until.saturating_duration_since(Instant::now())) {
             if line.contains(part) {
                 return line;
             }

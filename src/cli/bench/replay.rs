@@ -9,7 +9,7 @@ use std::sync::mpsc::Receiver;
 use tandem::cache::KvGeometry;
 use tandem::engine::{Batcher, Event, Finish, Request};
 use tandem::program::{Flow, RequestId, Side};
-use tandem::sim::{Report, Sums, Trip, report};
+use tandem::sim::{LinkBytes, Report, Sums, Trip, report};
 use tandem::timeline::{Timeline, Window};
 use tandem::workload::Arrival;
 
@@ -100,6 +100,7 @@ pub fn replay(
     };
     requests.count_busy();
     let before = requests.engine().busy_seconds();
+    let crossed = requests.engine().link_bytes();
     let mut next = 0;
     // A time that was waited for counts as reached, whatever the rounding of sums of seconds.
     let mut reached = 0.0f64;
@@ -140,6 +141,9 @@ pub fn replay(
         None => [f64::NAN; 4],
     };
     (run.sums.gpu, run.sums.h2d, run.sums.d2h, run.sums.cpu) = (gpu, h2d, d2h, cpu);
+    let [to_device, to_host] = requests.engine().link_bytes();
+    run.sums.link_bytes =
+        Some(LinkBytes { to_device: to_device - crossed[0], to_host: to_host - crossed[1] });
     report(strategy, &run.trips, run.sums, &requests.queues().targets())
 }
 

@@ -5,6 +5,7 @@ use std::ops::RangeBounds;
 
 use serde_json::{Map, Value};
 use tandem::model::{MIN_P_RANGE, PENALTY_RANGE, REPEAT_PENALTY_RANGE, TEMPERATURE_RANGE, TOP_P_RANGE};
+use tandem::sched::OwnTargets;
 use tandem::text::{Json, Message, is_template_variable};
 
 use super::neutral;
@@ -88,6 +89,8 @@ pub struct Line {
     pub stop: Option<Vec<String>>,
     /// Log-probabilities of the prompt's tokens, and of so many likely ones beside each.
     pub prompt_logprobs: Option<usize>,
+    /// What it asks of latency, in the place of the command line's targets.
+    pub targets: OwnTargets,
 }
 
 /// A line that is no request: its number, its id if readable, and the reason.
@@ -170,6 +173,7 @@ fn request(
     let stop = fields.texts("stop")?;
     let limits = fields.limits()?;
     let prompt_logprobs = fields.prompt_logprobs()?;
+    let targets = OwnTargets { ttft: fields.seconds("ttft_target")?, tpot: fields.seconds("tpot_target")? };
     let (sampling, own_seed) = fields.sampling(base)?;
     let most = fields.one_of(&["max_completion_tokens", "max_tokens", "n_predict"])?;
     let max_tokens = fields.whole(most, 0, i64::from(u32::MAX))?.map(|n| n as usize);
@@ -203,6 +207,7 @@ fn request(
             limits,
             stop,
             prompt_logprobs,
+            targets,
         }),
     }
 }
@@ -422,6 +427,15 @@ impl Fields<'_> {
         }
     }
 
+    /// A target of latency.
+    fn seconds(&mut self, name: &str) -> Result<Option<f64>, String> {
+        let Some(value) = self.0.remove(name) else { return Ok(None) };
+        match value.as_f64().filter(|&x| x > 0.0 && x.is_finite()) {
+            Some(x) => Ok(Some(x)),
+            None => Err(format!("{name}: {}, a number of seconds above 0 is wanted", shown(&value))),
+        }
+    }
+
     fn whole(&mut self, name: &str, least: i64, most: i64) -> Result<Option<i64>, String> {
         let Some(value) = self.0.remove(name) else { return Ok(None) };
         match value.as_i64().filter(|n| (least..=most).contains(n)) {
@@ -506,7 +520,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!((line.id, line.ask), (Some("a".into()), Ask::Text("hi".into())));
-        assert_eq!(line.prompt_logprobs, None);
+        assert_eq!((line.prompt_logprobs, line.targets), (None, OwnTargets::default()));
         assert_eq!((line.max_tokens, line.raw, line.stop), (Some(7), None, Some(vec!["x".to_owned()])));
         let s = line.sampling;
         assert_eq!((s.temp, s.top_p, s.top_k, s.seed), (Some(0.0), Some(0.5), Some(0), Some(3)));
@@ -528,6 +542,8 @@ mod tests {
                 .unwrap();
         assert_eq!(line.prompt_logprobs, Some(2));
         assert_eq!((line.ask, line.raw, line.id), (Ask::Tokens(vec![3, 5]), Some(true), Some(1.into())));
+        let line = one(r#"{"prompt":"a","ttft_target":2,"tpot_target":0.05}"#).unwrap();
+        assert_eq!(line.targets, OwnTargets { ttft: Some(2.0), tpot: Some(0.05) });
     }
 
     /// Clients write defaults out: what changes nothing is no error.
@@ -678,6 +694,9 @@ mod tests {
             (r#"{"prompt":"a","max_tokens":2,"max_completion_tokens":2}"#, "mean the same"),
             (r#"{"prompt":"a","temperature":-1}"#, "temperature: -1, a number (0 to 100)"),
             (r#"{"prompt":"a","temperature":"hot"}"#, "temperature: \"hot\""),
+            (r#"{"prompt":"a","ttft_target":0}"#, "ttft_target: 0, a number of seconds above 0"),
+            (r#"{"prompt":"a","tpot_target":-2.5}"#, "tpot_target: -2.5, a number of seconds above 0"),
+            (r#"{"prompt":"a","tpot_target":"NaN"}"#, "tpot_target: \"NaN\", a number of seconds"),
             (r#"{"prompt":"a","top_p":0}"#, "top_p: 0, a number (above 0"),
             (r#"{"prompt":"a","stop":[""]}"#, "stop: a text"),
             (r#"{"prompt":"a","n":2}"#, "n: 2, only 1 can be"),

@@ -11,7 +11,7 @@ use std::sync::mpsc::Receiver;
 use serde_json::{Value, json};
 use tandem::engine::{Event, Finish, Logprobs, Request, Token};
 use tandem::open::{Model, Needs, Scheduled};
-use tandem::sched::Targets;
+use tandem::sched::{OwnTargets, Targets};
 use tandem::text::{Chat, Constraint, Conversation, Ending, Message, SamplerParams, Tokenizer, Told};
 use tandem::{Error, Result as Outcome, atomic_file};
 
@@ -40,6 +40,8 @@ struct Wanted {
     /// How its answer is shown, if it comes in channels.
     told: Option<Told>,
     prompt_logprobs: Option<usize>,
+    /// What it asks of latency for itself.
+    targets: OwnTargets,
 }
 
 impl Asked {
@@ -166,8 +168,9 @@ fn prepare(
                     ending.min_tokens
                 )));
             }
-            let (prompt_logprobs, told) = (line.prompt_logprobs, None);
-            Ok(Wanted { prompt, sampling: sampling.params, max_tokens, ending, told, prompt_logprobs })
+            let (prompt_logprobs, targets, told) = (line.prompt_logprobs, line.targets, None);
+            let sampling = sampling.params;
+            Ok(Wanted { prompt, sampling, max_tokens, ending, told, prompt_logprobs, targets })
         });
         all.push(Asked { number: line.number, id: line.id, wanted: wanted.map_err(|e| worded(&e)) });
     }
@@ -342,7 +345,8 @@ fn generate(
     let strategy = scheduled.strategies(&args.engine.settings()).remove(0);
     // The answers are read when they are complete.
     let targets = args.targets.targets()?;
-    scheduled.set_targets(if targets.is_some() { targets } else { Targets::OFFLINE });
+    let targets = if targets.is_some() { targets } else { Targets::OFFLINE };
+    scheduled.set_targets(targets);
     let mut requests = scheduled.requests(&strategy);
     requests.set_tokenizer(tokenizer);
     let watch = Stopwatch::start(requests.engine());
@@ -360,6 +364,7 @@ fn generate(
                 ending: wanted.ending.clone(),
                 logprobs: args.logprobs.map(|k| k as usize),
                 prompt_logprobs: wanted.prompt_logprobs,
+                targets: wanted.targets,
                 constraint: constraint.clone(),
                 ..Request::default()
             };
@@ -393,7 +398,7 @@ fn generate(
                     failures.add(asked, &worded(why));
                     failed(flight.index, asked, &worded(why))
                 }
-                how => finished(&flight, asked, how, now, time),
+                how => finished(&flight, asked, how, now, time, &targets),
             };
             results.put(flight.index, &result)?;
             done += 1;
@@ -450,7 +455,7 @@ fn nothing(index: usize, asked: &Asked, wanted: &Wanted) -> Value {
     line.into()
 }
 
-fn finished(flight: &Flight, asked: &Asked, how: &Finish, now: f64, time: &str) -> Value {
+fn finished(flight: &Flight, asked: &Asked, how: &Finish, now: f64, time: &str, targets: &Targets) -> Value {
     let answer = &flight.answer;
     let first = flight.first.unwrap_or(now);
     let after = answer.len().saturating_sub(1);
@@ -471,8 +476,13 @@ fn finished(flight: &Flight, asked: &Asked, how: &Finish, now: f64, time: &str) 
         line.insert("logprobs".into(), results::logprobs(answer));
     }
     line.insert("seed".into(), json!(asked.wanted.as_ref().map_or(0, |w| w.sampling.seed)));
-    let timings =
+    let mut timings =
         json!({ "ttft_ms": 1e3 * first, "total_ms": 1e3 * now, "decode_tok_s": decode, "time": time });
+    let targets = targets.with(asked.wanted.as_ref().map_or(OwnTargets::default(), |w| w.targets));
+    if targets.is_some() {
+        let between = (after > 0).then(|| (now - first) / after as f64);
+        timings["within_targets"] = targets.met(first, between).into();
+    }
     line.insert("timings".into(), timings);
     line.into()
 }

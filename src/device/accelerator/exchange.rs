@@ -35,6 +35,20 @@ impl Mailbox {
         if shape.exact.is_some() { size_of::<f32>() } else { Mailbox::ELEMENT }
     }
 
+    /// Bytes of a row's parts that are published.
+    pub fn published_bytes(shape: &Shape, what: Published) -> usize {
+        let width = match what {
+            Published::Qkv => shape.qkv_dim(),
+            Published::Queries => shape.q_dim(),
+        };
+        width * Mailbox::element(shape)
+    }
+
+    /// Bytes of a row's attention.
+    pub fn out_bytes(shape: &Shape) -> usize {
+        shape.q_dim() * Mailbox::element(shape)
+    }
+
     /// Bytes of a mailbox for `rows` rows.
     pub fn bytes(shape: &Shape, rows: usize) -> usize {
         Mailbox::HEADER + rows * Mailbox::element(shape) * (shape.qkv_dim() + shape.q_dim())

@@ -18,7 +18,9 @@ impl Logprobs {
     pub(super) fn of(logits: &[f32], token: u32, k: usize) -> Result<Logprobs> {
         check(logits)?;
         let (lse, top) = logprobs(logits, k);
-        Ok(Logprobs { token: f64::from(logits[token as usize]) - lse, top })
+        let own = logits[token as usize];
+        let rank = logits.iter().filter(|&&other| other >= own).count();
+        Ok(Logprobs { token: f64::from(own) - lse, rank, top })
     }
 }
 

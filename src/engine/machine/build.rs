@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::carry::{Areas, cargo};
 use super::cohorts::PATIENCE;
+use super::crossed::Crossed;
 use super::device::DevicePart;
 use super::graphs::Graphs;
 use super::host::{HostHalf, HostPart};
@@ -266,6 +267,7 @@ impl RealMachine {
             bytes: Vec::new(),
             trace: None,
             busy: None,
+            crossed: Crossed::default(),
             slots: Vec::new(),
             deterministic: false,
             patience: PATIENCE,

@@ -80,6 +80,7 @@ impl RealMachine {
             let device = self.device.as_ref().expect("a device");
             let from = device.parts[sub_batch].ws.logit_rows(&device.shape, &(at..at + 1));
             device.runtime.download(Lane::Compute, from.ptr, as_bytes(&mut self.logits[own.clone()]))?;
+            self.crossed.add_to_host(from.bytes);
         }
         Ok(&mut self.logits[own])
     }
@@ -92,7 +93,9 @@ impl RealMachine {
         let logits = ws.logit_rows(&device.shape, &(0..rows));
         if !pick && !tops && part.places.iter().copied().eq(first..first + rows) {
             let to = &mut self.logits[first * vocab..(first + rows) * vocab];
-            return device.runtime.download(Lane::Compute, logits.ptr, as_bytes(to));
+            device.runtime.download(Lane::Compute, logits.ptr, as_bytes(to))?;
+            self.crossed.add_to_host(logits.bytes);
+            return Ok(());
         }
         if tops {
             let factors: Vec<f32> = part.places.iter().map(|&place| self.factors[place]).collect();
@@ -105,6 +108,7 @@ impl RealMachine {
         };
         self.bytes.resize(from.bytes, 0);
         device.runtime.download(Lane::Compute, from.ptr, &mut self.bytes)?;
+        self.crossed.add_to_host(from.bytes);
         if pick {
             part.places
                 .iter()

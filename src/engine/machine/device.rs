@@ -363,14 +363,14 @@ impl DeviceHalf {
 
     /// Moves pages of a sequence between staging memory and the host's pages of a layer, which is the `place`-th of its
     /// side on the host. `home` are the sequence's pages there, `staged` those in staging memory, `tokens` the number
-    /// of stored tokens.
+    /// of stored tokens. Returns the bytes that cross the link.
     pub fn move_staged(
         &self,
         op: &Op,
         place: usize,
         (home, staged): (&[u32], &[u32]),
         tokens: usize,
-    ) -> Result<()> {
+    ) -> Result<usize> {
         let (Kind::PageOut { staged: slot } | Kind::PageIn { staged: slot }) = op.kind else {
             unreachable!("pages do not move by {}", op.kind.name())
         };
@@ -390,8 +390,8 @@ impl DeviceHalf {
         self.copy(op, &[LayerPages { device: self.pages(layer, slot), host }], &moves)
     }
 
-    /// Copies pages that change sides, in all layers that keep keys and values on the device.
-    pub fn change_sides(&self, op: &Op, copies: &[cache::PageMove]) -> Result<()> {
+    /// Copies pages that change sides, in all layers that keep keys and values on the device. Returns the bytes that cross the link.
+    pub fn change_sides(&self, op: &Op, copies: &[cache::PageMove]) -> Result<usize> {
         let moves: Vec<PageMove> = copies
             .iter()
             .map(|m| PageMove { device: m.device, host: m.host, tokens: m.tokens as u32 })
@@ -407,11 +407,13 @@ impl DeviceHalf {
         self.copy(op, &layers, &moves)
     }
 
-    fn copy(&self, op: &Op, layers: &[LayerPages], moves: &[PageMove]) -> Result<()> {
+    fn copy(&self, op: &Op, layers: &[LayerPages], moves: &[PageMove]) -> Result<usize> {
         let lane = lane(op.unit);
         match op.kind {
             Kind::PageOut { .. } => self.accel.gather_pages(lane, &self.shape, layers, moves),
             _ => self.accel.scatter_pages(lane, &self.shape, layers, moves),
-        }
+        }?;
+        // Whole pages, however many of their tokens exist.
+        Ok(layers.len() * moves.len() * self.shape.page_bytes())
     }
 }

@@ -390,6 +390,16 @@ impl RealMachine {
 
     /// Enqueues copies of pages that change sides, or of a layer's pages to or from staging memory.
     fn pages_of(&mut self, op: &Op, parts: &[Part<'_>], moved: &[Moved]) -> Result<()> {
+        let bytes = self.move_pages_of(op, parts, moved)?;
+        match op.unit {
+            Unit::D2h => self.crossed.add_to_host(bytes),
+            _ => self.crossed.add_to_device(bytes),
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes that cross.
+    fn move_pages_of(&self, op: &Op, parts: &[Part<'_>], moved: &[Moved]) -> Result<usize> {
         let (Kind::PageOut { staged } | Kind::PageIn { staged }) = op.kind else {
             unreachable!("pages do not move by {}", op.kind.name())
         };

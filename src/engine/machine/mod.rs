@@ -46,6 +46,7 @@ mod chain;
 mod cohorts;
 mod collect;
 mod counted;
+mod crossed;
 mod device;
 mod graphs;
 mod host;
@@ -82,6 +83,7 @@ mod atomics {
 use self::busy::Busy;
 use self::carry::Areas;
 use self::cohorts::Slot;
+use self::crossed::Crossed;
 use self::device::DeviceHalf;
 use self::graphs::Graphs;
 use self::host::HostHalf;
@@ -146,6 +148,7 @@ pub(super) struct RealMachine {
     bytes: Vec<u8>,
     trace: Option<Trace>,
     busy: Option<Busy>,
+    crossed: Crossed,
     /// The cohort that each sub-batch belongs to.
     slots: Vec<Slot>,
     /// Whether cohorts join at a fixed lag.

@@ -204,10 +204,13 @@ impl RealMachine {
             if let Some(segment) = lowered.segment(at).filter(|_| repeated)
                 && self.issue_graph(lowered, segment, issue)?
             {
+                self.count_crossed(&lowered.program.ops[segment.ops.clone()]);
                 at = segment.ops.end;
                 continue;
             }
-            at += self.issue(lowered, at, issue, parts)?;
+            let n = self.issue(lowered, at, issue, parts)?;
+            self.count_crossed(&lowered.program.ops[at..at + n]);
+            at += n;
         }
         // Done before the logits, for which the thread waits.
         if let (Some(busy), Some(device)) = (&mut self.busy, &self.device) {

@@ -7,12 +7,15 @@ use super::carry::Areas;
 use super::lane::Lane;
 use super::{GroupRows, HostHalf, HostSide, RealMachine, Results, Sizes};
 use crate::Error;
+use crate::cache::PAGE_TOKENS;
 use crate::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
 use crate::engine::kv::SequenceKv;
 use crate::engine::options::Options;
 use crate::model::load;
+use crate::plan::{self, OpCosts, Roofline};
 use crate::program::{
-    Flow, Group, Iteration, Kv, Phase, Placement, Policy, RequestId, Residence, Side, SubBatch, Wants,
+    Flow, Group, Iteration, Kind, Kv, Op, Phase, Placement, Policy, RequestId, Residence, Side, SubBatch,
+    Unit, Wants, Work, lower,
 };
 use crate::simd::Isa;
 
@@ -170,4 +173,87 @@ fn pinned_memory_of_rows_is_what_was_counted() {
         }
     }
     assert_eq!(counted, 10, "all but those on the device alone");
+}
+
+/// A step of two prompts of a page each and then one of two decode rows, on a machine of `placement`. Returns what crossed, and what the
+/// operations of the programs say.
+fn crossed(placement: Placement, kv_pages: Option<usize>, pick: bool) -> ([u64; 2], [u64; 2]) {
+    let m = load("synth:tiny-llama,dtype=q4_0,seed=1").unwrap();
+    let runtime = Arc::new(EmulatedRuntime::new(EmulatedOptions::default()).unwrap());
+    let accel = Arc::new(EmulatedAccelerator::new(runtime));
+    let mut options = Options::new(Isa::Reference, 64);
+    (options.threads, options.sequences, options.chunk) = (Some(2), 2, 128);
+    options.kv_pages = kv_pages;
+    let here = placement.clone();
+    let machine = RealMachine::new(&m.spec, &m.weights, &options, accel, "test", "test", here, &|_| ());
+    let mut machine = machine.unwrap();
+    let prompt: Vec<u32> = (0..PAGE_TOKENS as u32).collect();
+    let kv = machine.kv();
+    let mut tables = [SequenceKv::new(kv.sides), SequenceKv::new(kv.sides)];
+    tables.iter_mut().for_each(|t| t.reserve(&mut kv.pages, prompt.len() + 1).unwrap());
+    let sizes = plan::Sizes::of_weights(&m.spec, &m.weights, Isa::Reference);
+    let hardware = plan::hardware::named("t4-xeon").unwrap();
+    let costs = Roofline::new(&hardware, &sizes);
+    let mut told = [0, 0];
+    for (phase, first, tokens) in [(Phase::Prefill, 0, prompt.len()), (Phase::Decode, prompt.len(), 1)] {
+        let group = |slot| Group {
+            request: RequestId { slot, generation: 0 },
+            phase,
+            first: first as u32,
+            tokens: tokens as u32,
+            kv: Kv::Device,
+            wants: Wants::Last,
+        };
+        let iteration = Iteration::serial(vec![group(0), group(1)], pick);
+        let rows = tables.iter().enumerate();
+        let rows = rows.map(|(out, table)| GroupRows { tokens: &prompt[..tokens], table, out }).collect();
+        machine.run(iteration.clone(), rows, &[], &Results { rows: 2, pick, factors: Vec::new() }).unwrap();
+        let costs = OpCosts::new(&costs, &sizes).of(&iteration);
+        for op in lower(&placement, &iteration).unwrap().ops {
+            let to_host = op.unit == Unit::D2h || matches!(op.kind, Kind::Publish { .. });
+            // Behind the last keys and values, all rows from the first that wants logits to the last cross; prices have those that want.
+            let rows = u64::from(op.rows.end - op.rows.start);
+            let op = Op { work: Work { rows, ..op.work }, ..op };
+            told[usize::from(to_host)] += costs.link_bytes(&op);
+        }
+        if placement.head == Side::Device {
+            // Tokens and their sums, or the logits, of both rows.
+            let results = machine.device.as_ref().unwrap().parts[0].ws.picked(2);
+            told[1] += if pick { results.bytes as u64 } else { 2 * 4 * m.spec.vocab as u64 };
+        }
+    }
+    (machine.link_bytes(), told)
+}
+
+#[test]
+fn what_crosses_the_link_is_what_operations_say() {
+    let n = load("synth:tiny-llama").unwrap().spec.n_layers;
+    let bits = |bits: [u8; 6]| Policy::from_bits(bits.map(|b| b == 1));
+    let lia = |prefill, decode| {
+        let mut placement = Placement::all(Side::Device, n, 0);
+        for layer in &mut placement.layers[1..] {
+            (layer.weights, layer.kv) = (Residence::Streamed, Side::Host);
+            (layer.prefill, layer.decode) = (bits(prefill), bits(decode));
+        }
+        placement
+    };
+    let mut mailbox = Placement::boundary(2, n, 0, 0);
+    for layer in &mut mailbox.layers[1..] {
+        (layer.prefill, layer.decode, layer.kv) =
+            (Policy::ATTENTION_ON_HOST, Policy::ATTENTION_ON_HOST, Side::Host);
+    }
+    for (name, placement, kv_pages) in [
+        ("on the device", Placement::all(Side::Device, n, 0), None),
+        ("a boundary, the first layers on the host", Placement::boundary(2, n, 0, 0), None),
+        ("attended on the host", mailbox, None),
+        ("weights and pages streamed", lia([0; 6], [0, 1, 1, 0, 0, 0]), None),
+        ("rows of sublayers", lia([0, 0, 0, 1, 1, 0], [1; 6]), None),
+    ] {
+        for pick in [true, false] {
+            let (crossed, told) = crossed(placement.clone(), kv_pages, pick);
+            assert_eq!(crossed, told, "{name}: to the device, to the host; pick {pick}");
+            // Each placement but the first has both directions.
+            assert!(crossed[1] > 0 && (name == "on the device") == (crossed[0] == 0), "{name}: {crossed:?}");
+        }
+    }
 }

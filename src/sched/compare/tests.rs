@@ -1,3 +1,4 @@
+use super::super::targets::OwnTargets;
 use super::super::view::RequestView;
 use super::*;
 use crate::model::synth;
@@ -111,14 +112,102 @@ fn before_the_first_step_the_fastest_wins() {
 
 /// Forty requests of which half have waited for `seconds` already.
 fn waiting(targets: Targets, seconds: f64) -> Queues {
-    let mut queues = queues(20, 400, 100);
+    waiting_with(targets, seconds, |_| OwnTargets::default())
+}
+
+/// The same, with targets of their own.
+fn waiting_with(targets: Targets, seconds: f64, own: impl Fn(u32) -> OwnTargets) -> Queues {
+    let mut queues = Queues::default();
     queues.set_targets(targets);
+    let view = |slot, prompt, most| {
+        let request = RequestView::new(RequestId { slot, generation: 0 }, prompt, most);
+        RequestView { targets: own(slot), ..request }
+    };
+    for slot in 0..20 {
+        let prompt = 400 * (75 + slot * 37 % 51) / 100;
+        queues.submit(view(slot, prompt, prompt + 75 + slot * 23 % 51));
+    }
     queues.set_now(1.0);
     for slot in 20..40 {
-        queues.submit(RequestView::new(RequestId { slot, generation: 0 }, 400, 500));
+        queues.submit(view(slot, 400, 500));
     }
     queues.set_now(1.0 + seconds);
     queues
+}
+
+/// Rolls a policy out to the end.
+fn rolled_out(policy: &Policy, queues: Queues, costs: &dyn Predict) -> Rollout {
+    let worth = Steady::of(&queues, &LIMITS, costs, 1.0).worth;
+    let mut rollout = Rollout::new(policy.clone(), queues, worth);
+    while rollout.requests() > 0 {
+        rollout.step(&LIMITS, costs, &Learned::default());
+    }
+    rollout
+}
+
+/// Targets that each request has for itself choose what they choose as those of all.
+#[test]
+fn own_targets_of_all_requests_choose_as_those_of_all() {
+    let costs = predictor("t4-xeon");
+    let mut winners = Vec::new();
+    for (ttft, tpot) in [(None, Some(0.06)), (None, Some(0.1)), (Some(3.0), None), (Some(8.0), Some(0.15))] {
+        let all = waiting(Targets { ttft, tpot, ..Targets::OFFLINE }, 0.0);
+        let each = waiting_with(Targets::OFFLINE, 0.0, |_| OwnTargets { ttft, tpot });
+        let of = |queues: &Queues| winner(&Policy::mixed(), queues, &costs, 1 << 40).0;
+        assert_eq!(of(&all), of(&each), "{ttft:?} {tpot:?}");
+        for policy in Policy::all() {
+            let late = |queues: &Queues| rolled_out(&policy, queues.clone(), &costs).late();
+            assert_eq!(late(&all), late(&each), "{} {ttft:?} {tpot:?}", policy.name());
+        }
+        winners.push(of(&each));
+    }
+    let free = winner(&Policy::mixed(), &waiting(Targets::OFFLINE, 0.0), &costs, 1 << 40).0;
+    assert!(winners.iter().any(|&winner| winner != free), "no target changes what {free:?} decides");
+}
+
+/// One request with tight targets is not outvoted by those that ask nothing, and is not late where any policy keeps them.
+#[test]
+fn one_request_with_tight_targets_changes_the_choice() {
+    let costs = predictor("t4-xeon");
+    let named = |name: Option<&str>| {
+        let name = name.unwrap_or(Policy::mixed().name());
+        Policy::all().into_iter().find(|p| p.name() == name).unwrap()
+    };
+    let one = |own: OwnTargets| {
+        waiting_with(Targets::OFFLINE, 0.0, move |slot| if slot == 0 { own } else { OwnTargets::default() })
+    };
+    let free = named(winner(&Policy::mixed(), &one(OwnTargets::default()), &costs, 1 << 40).0);
+    let mut changed = 0;
+    for tpot in [0.06, 0.08, 0.1, 0.15, 0.2] {
+        let queues = one(OwnTargets { tpot: Some(tpot), ..OwnTargets::default() });
+        let late = |policy: &Policy| rolled_out(policy, queues.clone(), &costs).late();
+        let chosen = named(winner(&Policy::mixed(), &queues, &costs, 1 << 40).0);
+        assert_eq!(late(&chosen).1, 1, "only one has targets");
+        let least = Policy::all().iter().map(|policy| late(policy).0).min().unwrap();
+        assert_eq!(late(&chosen).0, least, "{tpot}: {}", chosen.name());
+        changed += usize::from(late(&free).0 > least);
+    }
+    assert!(changed > 0, "{} keeps every target", free.name());
+}
+
+/// Requests without targets are awaited as ever, whatever one beside them asks.
+#[test]
+fn own_targets_take_nobodys_patience() {
+    let costs = predictor("t4-g4dn");
+    let by = |own: OwnTargets| {
+        let queues = waiting_with(Targets::NONE, 1.0, |slot| match slot {
+            0 => own,
+            _ => OwnTargets::default(),
+        });
+        Comparison::new(&Policy::mixed(), Policy::all(), &queues, &LIMITS, &costs).by
+    };
+    let own = OwnTargets { tpot: Some(0.1), ..OwnTargets::default() };
+    assert_eq!(by(own), By { targets: Some(Targets::NONE), patience: Patience::Unknown });
+    // All say how long they wait.
+    let each = |slot: u32| OwnTargets { ttft: Some(f64::from(slot + 1)), ..OwnTargets::default() };
+    let queues = waiting_with(Targets::NONE, 1.0, each);
+    let by = Comparison::new(&Policy::mixed(), Policy::all(), &queues, &LIMITS, &costs).by;
+    assert_eq!(by, By { targets: Some(Targets::NONE), patience: Patience::Any });
 }
 
 /// What keeps the targets beats what does not, however fast it is.
@@ -163,10 +252,11 @@ fn first_tokens_are_bounded_by_those_of_the_device_alone() {
     let costs = predictor("t4-g4dn");
     let bound =
         |queues: &Queues| Comparison::new(&Policy::mixed(), Policy::all(), queues, &LIMITS, &costs).by;
-    assert_eq!(bound(&queues(40, 400, 100)), By::Nothing);
-    assert_eq!(bound(&waiting(Targets::OFFLINE, 1.0)), By::Nothing);
+    let nothing = By { targets: None, patience: Patience::Any };
+    assert_eq!(bound(&queues(40, 400, 100)), nothing);
+    assert_eq!(bound(&waiting(Targets::OFFLINE, 1.0)), nothing);
     let queues = waiting(Targets::NONE, 1.0);
-    assert_eq!(bound(&queues), By::Bound(None));
+    assert_eq!(bound(&queues), By { patience: Patience::Unknown, ..nothing });
     let first = |policy: Policy| {
         let worth = Steady::of(&queues, &LIMITS, &costs, 1.0).worth;
         let mut rollout = Rollout::new(policy, queues.in_sight(), worth);

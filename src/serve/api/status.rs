@@ -28,6 +28,7 @@ pub(super) async fn run(State(app): State<Arc<App>>) -> Json<Value> {
         "http": app.metrics.by_kind(),
         "tokens": app.metrics.tokens(),
         "latency": app.metrics.recent.json(),
+        "targets": app.metrics.in_time(),
         "requests": null,
         "model": null,
         "pages": null,
@@ -52,6 +53,8 @@ fn engine(to: &mut Value, loaded: &Loaded) {
         "context": model.context,
         "sequences": model.sequences,
         "placement": model.placement,
+        "ttft_target_s": model.targets.ttft,
+        "tpot_target_s": model.targets.tpot,
     });
     let side = |i: usize| {
         let (all, free, kept) = (status.pages[i], status.free_pages[i], status.kept_pages[i]);
@@ -74,5 +77,6 @@ fn engine(to: &mut Value, loaded: &Loaded) {
         "predicted_seconds": status.seconds.1,
         "is_emulated": status.is_emulated,
         "lane_seconds": lanes,
+        "link_bytes": { "to_device": status.link_bytes[0], "to_host": status.link_bytes[1] },
     });
 }

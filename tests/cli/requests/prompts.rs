@@ -92,6 +92,31 @@ fn prompts_are_scored_as_answers_are() {
     assert_eq!(scored[3]["prompt_logprobs"], json!([null]));
 }
 
+/// A line's targets replace the flags', one by one.
+#[test]
+fn a_result_says_whether_it_was_within_its_targets() {
+    let home = tempfile::tempdir().unwrap();
+    let (home, model) = (home.path(), model(home.path()));
+    let line = |more: Value| {
+        let mut line = json!({"prompt": "a", "max_tokens": 3, "ignore_eos": true});
+        line.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        line
+    };
+    let lines = [
+        line(json!({})),
+        line(json!({"ttft_target": 1e6})),
+        line(json!({"tpot_target": 1e-12})),
+        line(json!({"ttft_target": 1e6, "tpot_target": 1e-12})),
+    ];
+    let file = write(home, &lines);
+    let within = |args: &[&str]| -> Vec<Option<bool>> {
+        let results = many(home, &model, &file, args).0;
+        results.iter().map(|r| r["timings"]["within_targets"].as_bool()).collect()
+    };
+    assert_eq!(within(&[]), [None, Some(true), Some(false), Some(false)]);
+    assert_eq!(within(&["--ttft-target", "1e-12"]), [Some(false), Some(true), Some(false), Some(false)]);
+}
+
 #[test]
 fn each_answer_is_that_of_running_alone() {
     let home = tempfile::tempdir().unwrap();

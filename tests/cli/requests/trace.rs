@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::support::command::{assert_error, json, run, stderr, stdout, tandem};
+use crate::support::command::{assert_error, json as json_of, run, stderr, stdout, tandem};
 
 const TINY: &str = "synth:tiny-llama,dtype=f32,seed=3";
 
 fn bench(home: &Path, line: &str) -> Value {
-    json(&run(tandem(home).args(["bench", "-m", TINY, "--json"]).args(line.split_whitespace())))
+    json_of(&run(tandem(home).args(["bench", "-m", TINY, "--json"]).args(line.split_whitespace())))
 }
 
 fn number(report: &Value, name: &str) -> f64 {
@@ -33,6 +33,7 @@ fn a_trace_is_served_on_the_cpu_and_reported_as_a_simulation_is() {
         assert!(report["ttft_s"][p].as_f64().unwrap() > 0.0);
         assert!(report["tpot_s"]["host"][p].as_f64().unwrap() > 0.0);
     }
+    assert_eq!(report["link_bytes"], json!({ "to_device": 0, "to_host": 0 }), "there is no link");
     assert_eq!(all["workload"]["requests"], 12);
 }
 
@@ -45,7 +46,7 @@ fn rows_that_are_no_requests_and_requests_that_do_not_fit_fail_and_the_rest_are_
     let mut command = tandem(home.path());
     command.args(["bench", "-m", TINY, "--json", "--device", "cpu", "--trace"]).arg(&path);
     let output = run(&mut command);
-    let report = &json(&output)["strategies"][0];
+    let report = &json_of(&output)["strategies"][0];
     assert_eq!((&report["requests"]["finished"], &report["requests"]["failed"]), (&3.into(), &2.into()));
     assert!(stderr(&output).contains("line 3, column ContextTokens"), "{}", stderr(&output));
     // Requests come at their times, measured by this computer's clock.
@@ -70,6 +71,13 @@ fn busy_fractions_of_an_accelerator_are_measured() {
         }
         assert!(number(report, "gpu_busy") > 0.0, "{report}");
     }
+    // Beside the tokens, the host's rows and their attention cross, and the pages of prompts.
+    let crossed = |report: &Value, way: &str| report["link_bytes"][way].as_u64().unwrap();
+    assert_eq!(crossed(alone, "to_device"), 0, "{alone}");
+    assert!(
+        crossed(shared, "to_device") > 0 && crossed(shared, "to_host") > crossed(alone, "to_host"),
+        "{all}"
+    );
     // Decode attention is the CPU's, or nobody's.
     assert!(number(shared, "cpu_busy") > 0.0 && number(alone, "cpu_busy") == 0.0, "{all}");
 }
@@ -125,7 +133,7 @@ fn a_load_latency_plot_and_a_timeline_of_each_scheduler_are_drawn() {
         "--device emulated:t4-xeon --strategy gpu-only,apex --kv-pages 6 --trace synthetic:20,10,12,500";
     command.args(["bench", "-m", TINY, "--json"]).args(line.split_whitespace());
     let out = run(command.arg("--plot").arg(&plot).arg("--timeline").arg(&drawn));
-    let all = json(&out);
+    let all = json_of(&out);
     assert_eq!(all["strategies"][1]["requests"]["finished"], 12, "{all}");
     let read = |path: &Path| std::fs::read_to_string(path).unwrap();
     let svg = read(&plot);

@@ -1,5 +1,6 @@
 //! Requests in emulated time: a step takes what was predicted of it.
 
+use tandem::cache::PAGE_TOKENS;
 use tandem::device;
 use tandem::engine::{Batcher, Engine, Finish, Options, Request};
 use tandem::model::load;
@@ -125,4 +126,37 @@ fn iterations_take_what_was_predicted_of_them_within_a_tenth() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Whole pages of every layer cross, once in each direction, and nothing else does.
+#[test]
+fn pages_that_change_sides_are_counted_as_bytes_of_the_link() {
+    let m = load("synth:tiny-llama,seed=2,layers=4,ctx=512").unwrap();
+    let options = Options {
+        sequences: 1,
+        chunk: 128,
+        threads: Some(2),
+        kv_pages: Some(8),
+        far_pages: Some(8),
+        ..Options::new(Isa::selected().unwrap(), 200)
+    };
+    let placement = Placement::all(Side::Device, m.spec.n_layers, 8);
+    let accel = device::open(&format!("emulated:{MACHINE}").parse().unwrap(), Some(1 << 30)).unwrap();
+    let spec = m.spec.clone();
+    let mut e =
+        Engine::placed(spec, &m.weights, &options, accel, MACHINE, "test", placement, &|_| ()).unwrap();
+    assert_eq!(e.link_bytes(), [0, 0], "weights are there before anything counts");
+    let id = e.add();
+    e.prefill(id, &prompt(70, 1, m.spec.vocab), |_| ()).unwrap();
+    let results = e.link_bytes();
+    assert_eq!(results, [0, 4 * m.spec.vocab as u64], "the logits of its last row");
+    let page = (PAGE_TOKENS * 2 * 2 * m.spec.kv_dim()) as u64;
+    let moved = 3 * m.spec.n_layers as u64 * page;
+    e.swap(id, Side::Host).unwrap();
+    assert_eq!(e.link_bytes(), [0, results[1] + moved]);
+    e.swap(id, Side::Device).unwrap();
+    assert_eq!(e.link_bytes(), [moved, results[1] + moved]);
+    // It is there.
+    e.swap(id, Side::Device).unwrap();
+    assert_eq!(e.link_bytes(), [moved, results[1] + moved]);
 }

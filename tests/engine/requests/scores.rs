@@ -61,7 +61,8 @@ fn forced(m: &LoadedModel, prompt: &[u32]) -> Vec<Logprobs> {
             let (lse, top) = logprobs(row, TOP);
             let token = f64::from(row[*next as usize]) - lse;
             assert_eq!(token as f32, token_logprob(row, *next), "what `perplexity` sums up");
-            all.push(Logprobs { token, top });
+            let rank = row.iter().filter(|&&other| other >= row[*next as usize]).count();
+            all.push(Logprobs { token, rank, top });
         }
     }
     all
