@@ -6,7 +6,7 @@
 
 use super::RealMachine;
 use super::carry::What;
-use super::device::{DeviceHalf, Weights, rows_of};
+use super::device::{DeviceHalf, rows_of};
 use super::parts::PartMail;
 use crate::device::{Mailbox, Published};
 use crate::program::{Kind, Op, Unit};
@@ -45,10 +45,7 @@ impl DeviceHalf {
             }
             Kind::Collect => (rows * Mailbox::out_bytes(&self.shape), false),
             Kind::Merge { mailbox: true } => (PartMail::bytes(&self.shape, rows), false),
-            Kind::Stream { .. } => match &self.layers[op.layer? as usize] {
-                Weights::Streamed(image, _) => (image.layout.bytes, false),
-                Weights::Absent(..) | Weights::Resident(_) => return None,
-            },
+            Kind::Stream { .. } => (self.layers[op.layer? as usize].image()?.layout.bytes, false),
             _ => return None,
         };
         Some((bytes, to_host))

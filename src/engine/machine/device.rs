@@ -31,7 +31,7 @@ pub(super) enum Weights {
 
 impl Weights {
     /// What is fetched to a staging buffer.
-    fn image(&self) -> Option<&LayerImage> {
+    pub fn image(&self) -> Option<&LayerImage> {
         match self {
             Weights::Streamed(image, _) | Weights::StreamedExperts(_, image) => Some(image),
             Weights::Absent(..) | Weights::Resident(_) => None,
