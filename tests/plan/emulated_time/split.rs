@@ -3,11 +3,9 @@
 use tandem::engine::{Batcher, Event, Finish, Request};
 use tandem::plan::{Predictor, experts_on_host};
 use tandem::program::{PageMove, RequestId, Wants};
-use tandem::sched::{Targets, by_name};
-use tandem::sim::{self, Capacity};
+use tandem::sched::by_name;
 use tandem::simd::linear::Mode;
 use tandem::text::SamplerParams;
-use tandem::workload::Arrival;
 
 use super::*;
 
@@ -121,7 +119,7 @@ fn strategies_over_a_layer_split_give_the_same_tokens_at_different_speeds() {
 }
 
 /// Requests on either side of a mixture of which some experts, or all, are on the host: in place, and copied for prompts. Every scheduler gives
-/// the same tokens, and a simulation says how fast.
+/// the same tokens.
 #[test]
 fn schedules_over_experts_on_the_host_give_the_same_tokens() {
     let n = 4;
@@ -129,7 +127,6 @@ fn schedules_over_experts_on_the_host_give_the_same_tokens() {
     let sizes = PlanSizes::of_weights(&m.spec, &m.weights, Isa::selected().unwrap());
     let folder = tempfile::tempdir().unwrap();
     let machine = machine(&folder, 16e9);
-    let h = hardware::parse(&machine, &std::fs::read_to_string(&machine).unwrap()).unwrap();
     // All prompts of some size on the device, those of others on the host.
     let mut streamed = experts_on_host(&sizes, n);
     for at in &mut streamed.layers {
@@ -150,29 +147,7 @@ fn schedules_over_experts_on_the_host_give_the_same_tokens() {
             let Served { rate, steps, answers: got } = serve(&m, &machine, placement, pages, strategy);
             let want = answers.get_or_insert_with(|| got.clone());
             assert!(got == *want, "{strategy}, experts on the host {what}: other tokens");
-            let capacity = Capacity { device_pages: pages, host_pages: 4 * REQUESTS };
-            let options = sim::Options {
-                rows: 64,
-                sub_batches: 2,
-                sequences: REQUESTS as u32,
-                capacity,
-                targets: Targets::NONE,
-                most_answer: None,
-                learns_lengths: false,
-            };
-            let priced = Placement { device_pages: pages, host_pages: 4 * REQUESTS, ..placement.clone() };
-            let predictor = Predictor::new(h.clone(), sizes.clone(), priced);
-            let arrival = Arrival { at: 0.0, input: TOKENS.0 as u32, output: TOKENS.1 as u32 };
-            let mut scheduler = by_name(strategy).unwrap();
-            let report =
-                sim::simulate(&[arrival; REQUESTS], &mut *scheduler, &predictor, &options, &mut |_| ())
-                    .unwrap();
-            let simulated = report.throughput_tok_s;
-            println!("{what:>24}  {strategy:11} {rate:8.0} tok/s, simulated {simulated:8.0}  {steps:?}");
-            assert!(
-                (rate / simulated - 1.0).abs() < 0.15,
-                "{what}, {strategy}: {rate}, simulated {simulated}"
-            );
+            println!("{what:>24}  {strategy:11} {rate:8.0} tok/s  {steps:?}");
         }
     }
 }
