@@ -73,8 +73,11 @@ pub(super) type Chosen = (Engine, Decision, Option<Arc<dyn Runtime>>);
 /// How often a model is placed with ever less of the device's memory.
 const PLANS: u32 = 4;
 
-/// Least memory by which each is less than the one before: a sixteenth where that is more.
-const LESS: u64 = 64 << 20;
+/// Memory of a device for the next plan, after one for `free` bytes was too large: a sixteenth less, and 64 MiB at least, of small
+/// devices a quarter.
+pub(super) fn less(free: u64) -> u64 {
+    free - (free / 16).max((64 << 20).min(free / 4))
+}
 
 /// What has become of a plan.
 enum Planned {
@@ -211,7 +214,7 @@ impl Place<'_> {
                 Planned::Runs(chosen) => return Ok(*chosen),
                 Planned::Short(why) if plan == PLANS => return Err(Error::Capacity(why)),
                 Planned::Short(why) => {
-                    let less = free.saturating_sub((free / 16).max(LESS));
+                    let less = less(free);
                     let size = decimal(less);
                     self.progress.note(&format!("{why}; planning again with {size} of {kind}"));
                     granted = Some(less);

@@ -4,7 +4,10 @@
  * every byte, and for kernels nobody has written it; what was given back is not there any more.
  *
  * While nothing runs the program cannot read or write device memory through its addresses (it ends by SIGSEGV). While work runs it
- * could, unseen: kernels use the same addresses. Without FAKE_ORDER it always could. */
+ * could, unseen: kernels use the same addresses. Without FAKE_ORDER it always could.
+ *
+ * As Windows' driver does it below WSL (FAKE_SPILLS), what does not fit is no error: it lies in the host's memory, as slow as that is,
+ * and only stderr says so. FAKE_TAKEN is another process, which takes memory behind a question about it. */
 #include "fake.h"
 
 #define GRANULE ((size_t)2 << 20)
@@ -16,8 +19,12 @@ static int hidden;
 
 size_t granules(size_t bytes) { return (bytes + GRANULE - 1) / GRANULE * GRANULE; }
 static size_t total(void) { return env("FAKE_MEMORY", 64 << 20); }
+static size_t unused(void) { return held < total() ? total() - held : 0; }
 Result charge(size_t bytes) {
-    if (held + bytes > total()) return OUT_OF_MEMORY;
+    if (bytes > unused()) {
+        if (!env("FAKE_SPILLS", 0)) return OUT_OF_MEMORY;
+        fprintf(stderr, "fake driver: spills %zu bytes to the host\n", bytes - unused());
+    }
     held += bytes;
     return 0;
 }
@@ -76,7 +83,16 @@ Result cuMemFree_v2(uint64_t at) {
     mprotect((void*)at, bytes, PROT_NONE);
     return 0;
 }
-Result cuMemGetInfo_v2(size_t* free_, size_t* all) { IN_CONTEXT; *all = total(); *free_ = *all - held; return 0; }
+Result cuMemGetInfo_v2(size_t* free_, size_t* all) {
+    IN_CONTEXT;
+    static int questions;
+    int at = 0;
+    size_t bytes = 0;
+    *all = total(), *free_ = unused();
+    const char* taken = getenv("FAKE_TAKEN");
+    if (taken && sscanf(taken, "%d:%zu", &at, &bytes) == 2 && ++questions == at) held += bytes < unused() ? bytes : unused();
+    return 0;
+}
 
 /* ---- the host's ---- */
 
