@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::place::{Demand, counted, fit_types};
+use super::place::{Demand, Planned, counted, fit_types, planned_again};
 use super::predict::{Scheduling, Use};
 use super::settings::{Settings, Strategy};
 use super::{Decision, Model, Requests, Running, details};
 use crate::cache::{KvGeometry, PAGE_TOKENS};
-use crate::device::{self, Kind, Runtime};
-use crate::engine::{Batcher, Engine, Sizes};
+use crate::device::{Accelerator, Kind, Runtime};
+use crate::engine::{Batcher, Engine, Options, Sizes};
 use crate::program::{Placement, Side};
 use crate::progress::Progress;
 use crate::sched::{self, Targets};
@@ -142,10 +142,23 @@ impl Model {
         n: usize,
         progress: &dyn Progress,
     ) -> Result<Scheduled> {
-        let accelerator = device::open(kind, settings.gpu_memory)?;
+        let options = self.options(settings, &needs.demand(n), progress)?;
+        planned_again(kind, settings.gpu_memory, progress, |accelerator| {
+            self.tiers_on(accelerator, kind, settings, options.clone(), needs.pages(n), progress)
+        })
+    }
+
+    /// The same, planned with the memory that is free on `accelerator`; `all` pages are what the requests fill.
+    fn tiers_on(
+        &self,
+        accelerator: Arc<dyn Accelerator>,
+        kind: &Kind,
+        settings: &Settings,
+        mut options: Options,
+        all: usize,
+        progress: &dyn Progress,
+    ) -> Result<Planned<Scheduled>> {
         let (spec, weights) = (&self.loaded.spec, &self.loaded.weights);
-        let all = needs.pages(n);
-        let mut options = self.options(settings, &needs.demand(n), progress)?;
         fit_types(settings, &*accelerator, &mut options);
         let info = accelerator.runtime().info();
         if let Some(readers) =
@@ -175,24 +188,26 @@ impl Model {
         let engine = counted(progress, weights.bytes(), "loading weights", |done| {
             let (spec, placement) = (spec.clone(), tiers.placement);
             Engine::placed(spec, weights, &options, accelerator, &name, "gpu-only", placement, done)
-        })?;
+        });
         let tokens = (tiers.device_pages * PAGE_TOKENS, tiers.host_pages * PAGE_TOKENS);
         let mut notes = vec![format!(
             "weights on {name}, keys and values of {} tokens there and {} on the cpu",
             tokens.0, tokens.1
         )];
-        notes.extend(details::clock(settings, &engine));
-        Ok(Scheduled {
-            engine: Some(engine),
-            decision: None,
-            notes,
-            details: Vec::new(),
-            runtime,
-            schedulers: true,
-            scheduling: Some(scheduling),
-            tokens,
-            targets: Targets::NONE,
-            learns_lengths: settings.learns_lengths.unwrap_or(true),
+        Planned::of(engine, |engine| {
+            notes.extend(details::clock(settings, &engine));
+            Scheduled {
+                engine: Some(engine),
+                decision: None,
+                notes,
+                details: Vec::new(),
+                runtime,
+                schedulers: true,
+                scheduling: Some(scheduling),
+                tokens,
+                targets: Targets::NONE,
+                learns_lengths: settings.learns_lengths.unwrap_or(true),
+            }
         })
     }
 }
