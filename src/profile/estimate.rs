@@ -176,7 +176,7 @@ mod tests {
         let of = |name: &str, gb: u64, multiprocessors: u32| {
             let info = DeviceInfo { memory_total: gb << 30, multiprocessors, ..device(name, 13000) };
             let whole = hardware::named(similar_device(&info).unwrap()).unwrap().accelerator.unwrap().0;
-            let part = share_of(whole.clone(), &info);
+            let part = share_of(whole, &info);
             (
                 info.slice().map(str::to_owned),
                 part.mem_bytes / 1e9,
