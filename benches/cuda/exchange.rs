@@ -113,11 +113,13 @@ pub fn round_trip(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// Pages of a Llama-3-8B layer to mapped host memory, in the host's layout.
+/// Pages of a Llama-3-8B layer to mapped host memory, in the host's layout, and from there.
 pub fn pages(bench: &mut Bench) -> Result<()> {
     let (n, heads, head_dim) = if bench.test { (2usize, 2usize, 64usize) } else { (64, 8, 128) };
     let name = format!("{n} pages of {heads} heads of {head_dim}");
-    if !bench.wants("exchange", "pages_to_host", &name) || !bench.rt.has_kernel("pages_to_host") {
+    let kernels = ["pages_to_host", "pages_from_host"];
+    let wanted = kernels.map(|kernel| bench.wants("exchange", kernel, &name) && bench.rt.has_kernel(kernel));
+    if wanted == [false; 2] {
         return Ok(());
     }
     let rt = bench.rt.clone();
@@ -136,13 +138,19 @@ pub fn pages(bench: &mut Bench) -> Result<()> {
     let mut bytes = vec![0; n * page * 2];
     rt.download(Lane::Compute, back.ptr(), &mut bytes)?;
     assert_eq!(bytes, data::bytes_of(&values), "pages came back otherwise");
-    let work = Work {
-        family: "exchange",
-        kernel: "pages_to_host".into(),
-        shape: name,
-        bytes: (n * page * 2) as f64, // over the bus
-        flops: 0.0,
-        peak: None,
-    };
-    bench.run(work, &mut |_| pages_to_host(&*rt, Lane::Compute, &args(0)))
+    for (kernel, _) in kernels.into_iter().zip(wanted).filter(|(_, wanted)| *wanted) {
+        let work = Work {
+            family: "exchange",
+            kernel: kernel.into(),
+            shape: name.clone(),
+            bytes: (n * page * 2) as f64, // over the bus
+            flops: 0.0,
+            peak: None,
+        };
+        bench.run(work, &mut |_| match kernel {
+            "pages_to_host" => pages_to_host(&*rt, Lane::Compute, &args(0)),
+            _ => pages_from_host(&*rt, Lane::Compute, &args(1)),
+        })?;
+    }
+    Ok(())
 }

@@ -104,6 +104,10 @@ def call_2(run, sizes, save):
               str(sizes.generated), "--batch", sizes.batches, "--repeat", str(sizes.repeats)]
     run.part("numbers llama-3.1-8b", decode, 90 + sizes.compile, read=lambda text: {"bench": reading.last_json(text)})
     save()
+    # The same kernel by kernel: what recording a step gains.
+    run.part("numbers llama-3.1-8b without graphs", decode, 90 + sizes.compile, {"TANDEM_GRAPHS": "off"},
+             read=lambda text: {"bench": reading.last_json(text)})
+    save()
     # A mixture of experts, whole on the device and with its experts on the CPU.
     for name, strategy in (("whole", "gpu-only"), ("cpu-moe", "cpu-moe")):
         command = [program("tandem"), "bench", "-m", sizes.large_mixture, "--device", "cuda", "--strategy", strategy, "--json", "--prompt",

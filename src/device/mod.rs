@@ -54,7 +54,7 @@ pub use notice::listen_to_notices;
 pub use open::{Emulation, Kind, check, on_kernels, open, self_test};
 pub use preload::{KernelNeeds, load_kernels, load_kernels_beside};
 pub use runtime::{
-    Buffer, DevPtr, DeviceInfo, Event, Graph, HostUse, Lane, Launch, Params, Pinned, Runtime, Slab,
+    Buffer, DevPtr, DeviceInfo, Event, Graph, HostUse, Lane, Launch, Params, Pinned, Runtime, Slab, slice,
 };
 pub use self_test::{About, Depth, GroupReport, Outcome, SelfTest, self_test_opened_gpus};
 pub use turns::{Actor, Turns};

@@ -79,6 +79,20 @@ pub struct DeviceInfo {
     pub driver: u32,
 }
 
+impl DeviceInfo {
+    /// Which part of a GPU the device is, if its owner has divided the GPU: `1g.10gb` (MIG). Its memory and multiprocessors are those
+    /// of the part.
+    pub fn slice(&self) -> Option<&str> {
+        slice(&self.name)
+    }
+}
+
+/// The part of a GPU that a device of this name is: `1g.10gb` of `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
+pub fn slice(name: &str) -> Option<&str> {
+    let (_, profile) = name.split_once(" MIG ")?;
+    profile.split_whitespace().next()
+}
+
 /// One launch of a kernel: CUDA's own shape.
 #[derive(Debug, Clone)]
 pub struct Launch<'a> {

@@ -17,6 +17,8 @@ use rustc_hash::FxHashMap;
 mod masks;
 mod scores;
 mod step;
+#[cfg(test)]
+mod tests;
 
 use self::masks::{Held, Masks};
 use super::kv::Chain;

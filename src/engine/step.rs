@@ -196,6 +196,14 @@ impl Engine {
         let far = self.machine.kv_ref().far.usual();
         let mut rows = RowsOf { sequences: &self.sequences, far, batches: Vec::new(), results: 0 };
         let mut starts = Vec::new();
+        // Of each row with a result, in order.
+        let mut factors: Vec<Option<f32>> = Vec::new();
+        let mut ask = |groups: &[Group]| {
+            for g in groups.iter().filter(|_| iteration.top && !iteration.pick) {
+                let factor = if g.wants == Wants::Last { source.top_factor(g.request) } else { None };
+                factors.extend((0..g.wanted()).map(|_| factor));
+            }
+        };
         if iteration.flow == Flow::Async {
             let free = self.machine.free_slots();
             let begin =
@@ -206,26 +214,26 @@ impl Engine {
             rows.batches.resize_with(starts.len(), Default::default);
             if let Some(own) = iteration.sub_batches.first() {
                 rows.put(0, own, source);
+                ask(&own.groups);
             }
             for (b, cohort) in parked {
                 starts[*b] = rows.results;
                 rows.put_parked(*b, cohort);
+                ask(&cohort.groups);
             }
             for (b, batch) in begin {
                 starts[b] = rows.results;
                 rows.put(b, batch, source);
+                ask(&batch.groups);
             }
         } else {
             rows.batches.resize_with(iteration.sub_batches.len(), Default::default);
-            iteration.sub_batches.iter().enumerate().for_each(|(b, batch)| rows.put(b, batch, source));
-        }
-        let mut results = Results { rows: rows.results, pick: iteration.pick, factors: Vec::new() };
-        if iteration.top && !iteration.pick {
-            for g in iteration.sub_batches.iter().flat_map(|b| &b.groups) {
-                let factor = if g.wants == Wants::Last { source.top_factor(g.request) } else { None };
-                results.factors.extend((0..g.wanted()).map(|_| factor));
+            for (b, batch) in iteration.sub_batches.iter().enumerate() {
+                rows.put(b, batch, source);
+                ask(&batch.groups);
             }
         }
+        let results = Results { rows: rows.results, pick: iteration.pick, factors };
         let (sub_batches, rows): (Vec<_>, Vec<_>) = rows.batches.into_iter().unzip();
         let iteration = Iteration {
             sub_batches,

@@ -116,7 +116,11 @@ fn figures_of(
     let probed = estimate(info, settings.threads).unwrap_or_else(described);
     let like = similar_device(info);
     let from = match like {
-        Some(like) => format!("a probe of this CPU and the figures of {like}; tandem profile measures"),
+        Some(like) => {
+            let share =
+                info.slice().map_or(String::new(), |slice| format!("the share of a slice ({slice}) in "));
+            format!("a probe of this CPU and {share}the figures of {like}; tandem profile measures")
+        }
         None => {
             format!("a probe of this CPU and what the driver says of {}; tandem profile measures", info.name)
         }

@@ -73,14 +73,52 @@ pub(super) type Chosen = (Engine, Decision, Option<Arc<dyn Runtime>>);
 /// How often a model is placed with ever less of the device's memory.
 const PLANS: u32 = 4;
 
-/// Least memory by which each is less than the one before: a sixteenth where that is more.
-const LESS: u64 = 64 << 20;
+/// Memory of a device for the next plan, after one for `free` bytes was too large: a sixteenth less, and 64 MiB at least, of small
+/// devices a quarter.
+pub(super) fn less(free: u64) -> u64 {
+    free - (free / 16).max((64 << 20).min(free / 4))
+}
 
 /// What has become of a plan.
-enum Planned {
-    Runs(Box<Chosen>),
+pub(super) enum Planned<T> {
+    Runs(T),
     /// The device has not had the memory that the plan says.
     Short(String),
+}
+
+impl<T> Planned<T> {
+    /// What has become of loading it: only this may find less memory than there was for the plan.
+    pub fn of<E>(loaded: Result<E>, runs: impl FnOnce(E) -> T) -> Result<Planned<T>> {
+        match loaded {
+            Ok(engine) => Ok(Planned::Runs(runs(engine))),
+            Err(Error::Capacity(why)) => Ok(Planned::Short(why)),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Plans for a device, of whose memory `granted` may be used. Where it turns out to have less than was planned with (another process
+/// took it, the driver holds more), it is planned again with less.
+pub(super) fn planned_again<T>(
+    kind: &Kind,
+    mut granted: Option<u64>,
+    progress: &dyn Progress,
+    mut planned: impl FnMut(Arc<dyn Accelerator>) -> Result<Planned<T>>,
+) -> Result<T> {
+    for plan in 1.. {
+        let accelerator = device::open(kind, granted)?;
+        let free = accelerator.runtime().memory_free()?;
+        match planned(accelerator)? {
+            Planned::Runs(what) => return Ok(what),
+            Planned::Short(why) if plan == PLANS => return Err(Error::Capacity(why)),
+            Planned::Short(why) => {
+                let less = less(free);
+                progress.note(&format!("{why}; planning again with {} of {kind}", decimal(less)));
+                granted = Some(less);
+            }
+        }
+    }
+    unreachable!("the last plan has returned")
 }
 
 impl Model {
@@ -199,32 +237,17 @@ impl Place<'_> {
         Ok((engine, decision))
     }
 
-    /// On an accelerator, on both sides, or on the CPU if nothing fits the accelerator and the strategy allows that. Where
-    /// the device turns out to have less memory than was planned with (another process took it, the driver holds more), it
-    /// is planned again with less.
+    /// On an accelerator, on both sides, or on the CPU if nothing fits the accelerator and the strategy allows that.
     fn on_accelerator(&self, kind: &Kind) -> Result<Chosen> {
-        let mut granted = self.settings.gpu_memory;
-        for plan in 1.. {
-            let accelerator = device::open(kind, granted)?;
-            let free = accelerator.runtime().memory_free()?;
-            match self.planned(accelerator, kind)? {
-                Planned::Runs(chosen) => return Ok(*chosen),
-                Planned::Short(why) if plan == PLANS => return Err(Error::Capacity(why)),
-                Planned::Short(why) => {
-                    let less = free.saturating_sub((free / 16).max(LESS));
-                    let size = decimal(less);
-                    self.progress.note(&format!("{why}; planning again with {size} of {kind}"));
-                    granted = Some(less);
-                }
-            }
-        }
-        unreachable!("the last plan has returned")
+        planned_again(kind, self.settings.gpu_memory, self.progress, |accelerator| {
+            self.planned(accelerator, kind)
+        })
     }
 
     /// The same, planned with the memory that is free on `accelerator`.
-    fn planned(&self, accelerator: Arc<dyn Accelerator>, kind: &Kind) -> Result<Planned> {
+    fn planned(&self, accelerator: Arc<dyn Accelerator>, kind: &Kind) -> Result<Planned<Chosen>> {
         let settings = self.settings;
-        let runs = |engine, decision, runtime| Planned::Runs(Box::new((engine, decision, runtime)));
+        let runs = |engine, decision, runtime| Planned::Runs((engine, decision, runtime));
         let runtime = Some(accelerator.runtime().clone());
         let mut on_device = self.options.clone();
         fit_types(settings, &*accelerator, &mut on_device);
@@ -258,11 +281,7 @@ impl Place<'_> {
             let (placement, strategy) = (decision.placement.clone(), decision.strategy);
             Engine::placed(spec.clone(), weights, &on_device, accelerator, &name, strategy, placement, done)
         });
-        match loaded {
-            Ok(engine) => Ok(runs(engine, decision, runtime)),
-            Err(Error::Capacity(why)) => Ok(Planned::Short(why)),
-            Err(error) => Err(error),
-        }
+        Planned::of(loaded, |engine| (engine, decision, runtime))
     }
 
     /// Everything on the accelerator.

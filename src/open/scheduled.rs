@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::place::{Demand, counted, fit_types};
+use super::place::{Demand, Planned, counted, fit_types, planned_again};
 use super::predict::{Scheduling, Use};
 use super::settings::{Settings, Strategy};
 use super::{Decision, Model, Requests, Running, details};
 use crate::cache::{KvGeometry, PAGE_TOKENS};
-use crate::device::{self, Kind, Runtime};
-use crate::engine::{Batcher, Engine, Sizes};
+use crate::device::{Accelerator, Kind, Runtime};
+use crate::engine::{Batcher, Engine, Options, Sizes};
 use crate::plan::{ExpertCounts, Workload};
 use crate::program::{Placement, Side};
 use crate::progress::Progress;
@@ -149,10 +149,24 @@ impl Model {
         n: usize,
         progress: &dyn Progress,
     ) -> Result<Scheduled> {
-        let accelerator = device::open(kind, settings.gpu_memory)?;
+        let options = self.options(settings, &needs.demand(n), progress)?;
+        planned_again(kind, settings.gpu_memory, progress, |accelerator| {
+            self.tiers_on(accelerator, kind, settings, options.clone(), (needs, n), progress)
+        })
+    }
+
+    /// The same, planned with the memory that is free on `accelerator`, for `n` of the requests together.
+    fn tiers_on(
+        &self,
+        accelerator: Arc<dyn Accelerator>,
+        kind: &Kind,
+        settings: &Settings,
+        mut options: Options,
+        (needs, n): (&Needs, usize),
+        progress: &dyn Progress,
+    ) -> Result<Planned<Scheduled>> {
         let (spec, weights) = (&self.loaded.spec, &self.loaded.weights);
         let all = needs.pages(n);
-        let mut options = self.options(settings, &needs.demand(n), progress)?;
         fit_types(settings, &*accelerator, &mut options);
         let info = accelerator.runtime().info();
         if let Some(readers) =
@@ -205,7 +219,7 @@ impl Model {
         let engine = counted(progress, weights.bytes(), "loading weights", |done| {
             let (spec, placement) = (spec.clone(), tiers.placement);
             Engine::placed(spec, weights, &options, accelerator, &name, "gpu-only", placement, done)
-        })?;
+        });
         let tokens = (tiers.device_pages * PAGE_TOKENS, tiers.host_pages * PAGE_TOKENS);
         let which = match experts {
             Some(experts) if experts.host > 0 => {
@@ -217,19 +231,21 @@ impl Model {
             "{which} on {name}, keys and values of {} tokens there and {} on the cpu",
             tokens.0, tokens.1
         )];
-        notes.extend(details::clock(settings, &engine));
-        Ok(Scheduled {
-            engine: Some(engine),
-            experts,
-            decision: None,
-            notes,
-            details: Vec::new(),
-            runtime,
-            schedulers: true,
-            scheduling: Some(scheduling),
-            tokens,
-            targets: Targets::NONE,
-            learns_lengths: settings.learns_lengths.unwrap_or(true),
+        Planned::of(engine, |engine| {
+            notes.extend(details::clock(settings, &engine));
+            Scheduled {
+                engine: Some(engine),
+                experts,
+                decision: None,
+                notes,
+                details: Vec::new(),
+                runtime,
+                schedulers: true,
+                scheduling: Some(scheduling),
+                tokens,
+                targets: Targets::NONE,
+                learns_lengths: settings.learns_lengths.unwrap_or(true),
+            }
         })
     }
 }

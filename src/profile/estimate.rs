@@ -19,27 +19,55 @@ pub const EMULATED: &str = "rtx4060-laptop";
 /// comes out somewhat too high. A planner's choices hardly depend on that.
 const MOST_READ: u64 = 256 << 20;
 
-/// Names of GPUs, as drivers give them in part, and the description with their figures.
-const GPUS: &[(&str, &str)] = &[
-    ("H200", "h200-sxm"),
-    ("H100 PCIe", "h100-spr"),
-    ("H100", "h100-sxm"),
-    ("A100", "a100-spr"),
-    ("L40S", "l40s-epyc"),
-    ("A10G", "a10g-g5"),
-    ("A10", "a10-xeon"),
-    ("T4", "t4-xeon"),
-    ("RTX 4090", "rtx4090-desktop"),
-    ("RTX 4060", "rtx4060-laptop"),
-    ("RTX 3090", "rtx3090-epyc"),
+/// Names of GPUs, as drivers give them in part, and the description with their figures; of GPUs that can be divided (MIG), the
+/// multiprocessors of a whole one.
+const GPUS: &[(&str, &str, Option<u32>)] = &[
+    ("H200", "h200-sxm", Some(132)),
+    ("H100 PCIe", "h100-spr", Some(114)),
+    ("H100", "h100-sxm", Some(132)),
+    ("A100", "a100-spr", Some(108)),
+    ("L40S", "l40s-epyc", None),
+    ("A10G", "a10g-g5", None),
+    ("A10", "a10-xeon", None),
+    ("T4", "t4-xeon", None),
+    ("RTX 4090", "rtx4090-desktop", None),
+    ("RTX 4060", "rtx4060-laptop", None),
+    ("RTX 3090", "rtx3090-epyc", None),
 ];
 
-/// The description with the figures of a device; none if its kind is not among them. Devices without a driver are emulated.
+/// The description with the figures of a device; none if its kind is not among them. Devices without a driver are emulated. A slice
+/// of a GPU has its share of the figures ([`estimate`]).
 pub fn similar_device(device: &DeviceInfo) -> Option<&'static str> {
     if device.driver == 0 {
         return Some(EMULATED);
     }
-    GPUS.iter().find(|(part, _)| device.name.contains(part)).map(|(_, name)| *name)
+    known(device).map(|(_, name, _)| *name)
+}
+
+fn known(device: &DeviceInfo) -> Option<&'static (&'static str, &'static str, Option<u32>)> {
+    GPUS.iter().find(|(part, ..)| device.name.contains(part))
+}
+
+/// What a slice of a GPU (MIG) has of the whole one's figures: memory and its rate by bytes, arithmetic by multiprocessors. The link is
+/// there for all slices, and one may have all of it.
+fn share_of(whole: Gpu, device: &DeviceInfo) -> Gpu {
+    if device.slice().is_none() {
+        return whole;
+    }
+    let bytes = device.memory_total as f64;
+    let memory = (bytes / whole_memory(&device.name).unwrap_or(whole.mem_bytes)).min(1.0);
+    // By the memory where nobody knows how many a whole one has.
+    let units = known(device).and_then(|(.., units)| *units);
+    let units = units.map_or(memory, |all| (f64::from(device.multiprocessors) / f64::from(all)).min(1.0));
+    Gpu { mem_bytes: bytes, bw: memory * whole.bw, flops_bf16: units * whole.flops_bf16 }
+}
+
+/// Bytes of the GPU that a name has in gigabytes before the slice's: `NVIDIA A100-SXM4-80GB MIG 1g.10gb`. (The same GPU is sold with
+/// 40 and 80 GB.)
+fn whole_memory(name: &str) -> Option<f64> {
+    let (whole, _) = name.split_once(" MIG ")?;
+    let words = whole.split([' ', '-']);
+    words.filter_map(|word| word.strip_suffix("GB")?.parse::<f64>().ok()).map(|gb| gb * 1e9).next()
 }
 
 /// The figures of a device of which nothing is known but what its driver says: its clocks and units, at what others of its
@@ -74,7 +102,7 @@ fn of_driver(device: &DeviceInfo) -> (Gpu, Link) {
 /// memory there is, or the CPU has no instruction that the probes measure.
 pub fn estimate(device: &DeviceInfo, threads: Option<usize>) -> Option<Hardware> {
     let accelerator = match similar_device(device) {
-        Some(name) => hardware::named(name)?.accelerator,
+        Some(name) => hardware::named(name)?.accelerator.map(|(gpu, link)| (share_of(gpu, device), link)),
         None => Some(of_driver(device)),
     };
     Some(Hardware { accelerator, ..estimate_cpu(threads)? })
@@ -137,9 +165,42 @@ mod tests {
             assert_eq!(similar_device(&device(name, 13000)), want, "{name}");
         }
         assert_eq!(similar_device(&device("emulated", 0)), Some(EMULATED));
-        for (_, name) in GPUS {
+        for (_, name, _) in GPUS {
             assert!(hardware::named(name).is_some_and(|h| h.accelerator.is_some()), "{name}");
         }
+    }
+
+    /// A seventh of a GPU is not predicted to be the whole one.
+    #[test]
+    fn a_slice_has_its_share_of_the_figures() {
+        let of = |name: &str, gb: u64, multiprocessors: u32| {
+            let info = DeviceInfo { memory_total: gb << 30, multiprocessors, ..device(name, 13000) };
+            let whole = hardware::named(similar_device(&info).unwrap()).unwrap().accelerator.unwrap().0;
+            let part = share_of(whole, &info);
+            (
+                info.slice().map(str::to_owned),
+                part.mem_bytes / 1e9,
+                part.bw / whole.bw,
+                part.flops_bf16 / whole.flops_bf16,
+            )
+        };
+        let near = |a: f64, b: f64| (a / b - 1.0).abs() < 0.12;
+        for (name, gb, multiprocessors, memory, arithmetic) in [
+            ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 10, 16, 1.0 / 8.0, 16.0 / 132.0),
+            ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 40, 60, 0.5, 60.0 / 132.0),
+            ("NVIDIA H200 MIG 1g.18gb", 17, 16, 1.0 / 8.0, 16.0 / 132.0),
+            // As its description, and with twice its memory.
+            ("NVIDIA A100-SXM4-40GB MIG 2g.10gb", 10, 28, 0.25, 28.0 / 108.0),
+            ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 10, 14, 1.0 / 8.0, 14.0 / 108.0),
+            ("NVIDIA A100 80GB PCIe MIG 7g.80gb", 80, 98, 1.0, 98.0 / 108.0),
+        ] {
+            let (slice, bytes, bw, flops) = of(name, gb, multiprocessors);
+            assert!(slice.is_some_and(|s| name.ends_with(&s)), "{name}");
+            assert_eq!(bytes, (gb << 30) as f64 / 1e9, "{name}");
+            assert!(near(bw, memory) && near(flops, arithmetic), "{name}: {bw} {flops}");
+        }
+        // A whole one has all of it, whatever is free and however many units the vendor left on it.
+        assert_eq!(of("NVIDIA H100 80GB HBM3", 79, 132), (None, 80.0, 1.0, 1.0));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! other test here may launch one.
 
 mod agreement;
+mod bad_devices;
 mod chat;
 mod device;
 mod experts;

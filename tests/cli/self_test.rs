@@ -146,6 +146,7 @@ fn a_run_goes_round_wrong_kernels() {
         ("linear_q4_0_f16", "gemm runs instead"),
         ("gemm_f16_128x128_sm90a", "the kernel of older GPUs"),
         ("prefill_attention_bf16_d64_sm90a", "the kernel of older GPUs"),
+        ("recorded work", "steps are launched kernel by kernel"),
     ] {
         let home = tempfile::tempdir().unwrap();
         for again in [false, true] {
@@ -157,6 +158,36 @@ fn a_run_goes_round_wrong_kernels() {
             assert_eq!(notice, 1, "{kernel}, again: {again}: {said}");
         }
     }
+}
+
+/// A device whose kernels of experts are wrong has none of them: the CPU computes them, beside a device that does the rest.
+#[test]
+fn experts_run_on_the_cpu_where_their_kernels_are_wrong() {
+    let home = tempfile::tempdir().unwrap();
+    let mixture = |home: &Path, strategy: &str, env: &[(&str, &str)]| -> Option<Output> {
+        let mut tandem = fake_driver::tandem(home)?;
+        let model = "synth:tiny-mixtral,layers=2,dtype=q4_k,seed=2";
+        tandem.args(["generate", "-m", model, "-n", "4", "--raw", "--temp", "0", "--json"]);
+        tandem.args(["--device", "cuda", "--strategy", strategy, "hello"]);
+        Some(run(tandem.envs(env.iter().copied())))
+    };
+    let Some(right) = mixture(home.path(), "cpu-moe", &[]) else { return };
+    let right = json(&right);
+    let home = tempfile::tempdir().unwrap();
+    let wrong = [("FAKE_WRONG", "experts_")];
+    // Whatever is asked for that has no experts there.
+    let out = mixture(home.path(), "cpu-moe", &wrong).unwrap();
+    assert_eq!(json(&out)["tokens"], right["tokens"]);
+    let said = stderr(&out);
+    let told =
+        said.lines().filter(|l| l.contains("experts_") && l.contains("experts run on the CPU")).count();
+    assert_eq!(told, 1, "{said}");
+    // What wants them there is refused, with what can be done.
+    let out = mixture(home.path(), "gpu-only", &wrong).unwrap();
+    assert_eq!((out.status.code(), stdout(&out).as_str()), (Some(1), ""));
+    assert!(stderr(&out).contains("run on the CPU only for now; use --strategy cpu-moe"), "{}", stderr(&out));
+    let out = mixture(home.path(), "auto", &wrong).unwrap();
+    assert_eq!(json(&out)["tokens"], right["tokens"]);
 }
 
 /// Without the self-test the same kernels make the tokens wrong, so the way round them is what makes them right.

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use crate::support::models;
 /// Waiting for so long is a failure.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-struct Serving {
+pub struct Serving {
     child: Child,
     address: String,
 }
@@ -26,6 +26,11 @@ impl Serving {
     fn of(model: &str, home: &std::path::Path, args: &[&str]) -> Serving {
         let mut command = tandem(home);
         command.args(["serve", "-m", model, "--device", "cpu", "--port", "0", "--json"]).args(args);
+        Serving::spawn(command)
+    }
+
+    /// The command is `serve` with a free port and JSON.
+    pub fn spawn(mut command: Command) -> Serving {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -41,14 +46,14 @@ impl Serving {
         stream
     }
 
-    fn post(&self, path: &str, body: &str) -> TcpStream {
+    pub fn post(&self, path: &str, body: &str) -> TcpStream {
         let n = body.len();
         self.ask(&format!(
             "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {n}\r\n\r\n{body}"
         ))
     }
 
-    fn wait_until_ready(&self) {
+    pub fn wait_until_ready(&self) {
         let until = Instant::now() + PATIENCE;
         while !answer(self.ask("GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
             .contains(" 200 ")
@@ -57,13 +62,13 @@ impl Serving {
         }
     }
 
-    fn signal(&self, signal: i32) {
+    pub fn signal(&self, signal: i32) {
         // SAFETY: kill takes no pointer; the child has not been waited for, so the id is its own.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
     /// The exit code, and what it wrote to stderr.
-    fn end(mut self) -> (Option<i32>, String) {
+    pub fn end(mut self) -> (Option<i32>, String) {
         let mut said = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         (self.child.wait().unwrap().code(), said)
@@ -77,7 +82,7 @@ impl Drop for Serving {
     }
 }
 
-fn answer(mut stream: TcpStream) -> String {
+pub fn answer(mut stream: TcpStream) -> String {
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     text

@@ -156,7 +156,7 @@ fn out_of_memory_comes_with_numbers() {
     CASES.says(
         "pinned",
         &[("FAKE_FAIL", "cuMemHostAlloc:2")],
-        &["capacity", "the host has no 1.0 MiB to page-lock"],
+        &["the host has no 1.0 MiB to page-lock", "ulimit -l", "`device` cpu"],
     );
     CASES.says(
         "launch",

@@ -89,6 +89,24 @@ cases! {
         assert_eq!([count("cuMemHostUnregister"), count("cuGraphExecDestroy")], [3, 3]);
     };
 
+    /// The wait at the end of a step is for lanes that got work, and for none twice.
+    idle_lanes_are_not_waited_for [] => || {
+        let rt = open();
+        let b = Buffer::new(&rt, 1000).unwrap();
+        let waits = |lanes: &[Lane]| {
+            lanes.iter().for_each(|&lane| rt.fill(lane, b.ptr(), 1, 10).unwrap());
+            let before = ["cuEventRecord", "cuStreamSynchronize", "cuCtxSynchronize"].map(count);
+            rt.synchronize_all().unwrap();
+            let after = ["cuEventRecord", "cuStreamSynchronize", "cuCtxSynchronize"].map(count);
+            [0, 1, 2].map(|i| after[i] - before[i])
+        };
+        rt.synchronize_all().unwrap();
+        assert_eq!(waits(&[Lane::Compute]), [1, 0, 0]);
+        assert_eq!(waits(&[]), [0, 0, 0], "everything is known to be done");
+        assert_eq!(waits(&[Lane::DeviceToHost, Lane::DeviceToHost]), [1, 0, 0]);
+        assert_eq!(waits(&Lane::ALL), [3, 0, 0]);
+    };
+
     /// One page-locked registration of exactly these bytes for all ranges.
     a_slab_is_one_registration [] => || {
         let rt = open();

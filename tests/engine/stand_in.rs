@@ -11,13 +11,13 @@ fn requests_in_any_order_of_execution() {
     }
 }
 
-/// More of them, with the largest kernels by plain loops: 42 orders here, as many as `TANDEM_DEVICE_ORDERS` says elsewhere.
+/// More of them, with the largest kernels by plain loops and unchecked: 252 orders here, as many as `TANDEM_DEVICE_ORDERS` says elsewhere.
 #[test]
 fn requests_in_many_orders_of_execution() {
     let given = std::env::var("TANDEM_DEVICE_ORDERS").ok();
-    let wanted: u64 = given.map_or(42, |n| n.parse().expect("a number of orders"));
+    let wanted: u64 = given.map_or(252, |n| n.parse().expect("a number of orders"));
     // The scripts of a process are those of other seeds than any other's.
-    let scripts = 6;
+    let scripts = 9;
     let processes = wanted.div_ceil(scripts * STRATEGIES.len() as u64);
     for process in 0..processes {
         let env = [

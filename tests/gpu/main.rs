@@ -8,6 +8,8 @@ mod kernels;
 mod pages;
 mod placements;
 #[cfg(tandem_kernels)]
+mod self_test;
+#[cfg(tandem_kernels)]
 mod stand_in;
 #[path = "../support/mod.rs"]
 mod support;

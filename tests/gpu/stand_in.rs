@@ -68,6 +68,31 @@ fn kernels_by_their_ptx() {
     again(&["kernels::attention::", "kernels::linear::"], "late", &[("FAKE_SM", "80"), ("FAKE_PTX", "1")]);
 }
 
+/// Products of every kind: work that is behind other work, rings and counters that one launch leaves to the next.
+#[test]
+fn products() {
+    let tests = [
+        "kernels::quant::splits_of_k",
+        "kernels::quant::several",
+        "kernels::quant::decoded_rows",
+        "kernels::gemm::splits_of_k",
+        "kernels::gemm::more_items",
+        "kernels::experts::whole",
+        "kernels::experts::sort::places",
+        "kernels::experts::sort::rows_go",
+        "kernels::experts::route::the_choice",
+    ];
+    again(&tests, "late", &[]);
+}
+
+/// Every kernel that a T4 and an A100 would be given, by their text, as their first `tandem doctor --gpu` launches it.
+#[test]
+fn the_self_test_by_its_ptx() {
+    for sm in ["80", "75"] {
+        again(&["self_test::"], "late", &[("FAKE_SM", sm), ("FAKE_PTX", "1")]);
+    }
+}
+
 /// The few kernels by plain loops with which many orders are tried (`plain.c`): within the bounds of the kernels themselves.
 #[test]
 fn kernels_by_plain_loops() {

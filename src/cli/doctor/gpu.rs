@@ -18,6 +18,8 @@ pub struct Cuda {
     /// Why there is no driver, or why its devices cannot be listed.
     pub problem: Option<String>,
     pub devices: Vec<Device>,
+    /// Whether Windows' driver is in charge (WSL).
+    pub wsl: bool,
     pub kernels: Kernels,
     /// Whether this program has each `--device emulated...`.
     pub emulated: BTreeMap<String, bool>,
@@ -32,6 +34,9 @@ pub struct Device {
     /// `8.6`.
     pub compute_capability: String,
     pub memory: u64,
+    pub multiprocessors: u32,
+    /// The part of a GPU that it is: `1g.10gb` (MIG).
+    pub slice: Option<String>,
     /// Why the device cannot be used, if it cannot.
     pub problem: Option<String>,
 }
@@ -94,6 +99,8 @@ pub fn cuda() -> Cuda {
         driver: found.is_ok(),
         version: found.ok().map(|d| format!("{}.{}", d.version / 1000, d.version % 1000 / 10)),
         problem,
+        // Known by the driver, too, which is loaded by now.
+        wsl: cuda::on_wsl(),
         devices: devices.into_iter().zip(0..).map(|(listed, ordinal)| device(listed, ordinal)).collect(),
         kernels: Kernels {
             nvcc: built::NVCC.ok(),
@@ -114,9 +121,11 @@ pub fn cuda() -> Cuda {
 fn device(listed: ListedDevice, ordinal: u32) -> Device {
     let opened = cuda::open(&CudaOptions { ordinal, ..CudaOptions::default() });
     Device {
+        slice: device::slice(&listed.name).map(str::to_owned),
         name: listed.name,
         compute_capability: format!("{}.{}", listed.sm / 10, listed.sm % 10),
         memory: listed.memory,
+        multiprocessors: listed.multiprocessors,
         problem: opened.err().map(|e| e.to_string()),
     }
 }
@@ -138,12 +147,26 @@ impl Cuda {
         }
         for (at, device) in self.devices.iter().enumerate() {
             let memory = megabytes(device.memory);
+            let slice = match &device.slice {
+                Some(slice) => {
+                    format!(
+                        "; a slice of a GPU (MIG {slice}) with {} multiprocessors",
+                        device.multiprocessors
+                    )
+                }
+                None => String::new(),
+            };
             let found =
-                format!("{}, compute capability {}, {memory}", device.name, device.compute_capability);
+                format!("{}, compute capability {}, {memory}{slice}", device.name, device.compute_capability);
             match &device.problem {
                 None => row('+', &format!("cuda:{at}"), found),
                 Some(problem) => row('!', &format!("cuda:{at}"), format!("{found}: {problem}")),
             }
+        }
+        if self.wsl && !self.devices.is_empty() {
+            let found = "Windows' driver pages device memory out to the host where it should refuse it: a tenth of the device is left alone, \
+                         and what is free is asked for before each allocation";
+            row('!', "wsl", found.to_owned());
         }
         match (self.kernels.nvcc, self.kernels.problem) {
             (Some(nvcc), _) => {

@@ -19,6 +19,8 @@ pub(super) struct Memory {
     release: Arc<Release>,
     /// Bytes that may be in use, if capped.
     cap: Option<u64>,
+    /// Whether the driver takes memory of the host where the device's is gone, instead of saying so.
+    spills: bool,
     live: Mutex<Live>,
 }
 
@@ -30,13 +32,19 @@ struct Live {
 }
 
 /// Bytes of a device with so many that plans leave to the driver: 256 MiB or 2%, an eighth of a small one.
-fn reserve(total: u64) -> u64 {
-    (total / 50).max(256 << 20).min(total / 8)
+///
+/// Where memory `spills`, 1 GiB or 10%, a quarter of a small one: Windows' desktop and its programs use the same device, and what
+/// they take while we run is paged out of ours.
+fn reserve(total: u64, spills: bool) -> u64 {
+    match spills {
+        false => (total / 50).max(256 << 20).min(total / 8),
+        true => (total / 10).max(1 << 30).min(total / 4),
+    }
 }
 
 impl Memory {
     pub fn new(context: Arc<Context>, release: Arc<Release>, cap: Option<u64>) -> Memory {
-        Memory { context, release, cap, live: Mutex::default() }
+        Memory { context, release, cap, spills: super::on_wsl(), live: Mutex::default() }
     }
 
     fn live(&self) -> MutexGuard<'_, Live> {
@@ -46,14 +54,17 @@ impl Memory {
     /// Bytes that plans may use. Waits for the work in flight on freed memory, and counts that memory as free.
     ///
     /// Without a cap some memory is left out ([`reserve`]): the driver gives it out in granules, and takes some for kernels that
-    /// are loaded, their local memory, and graphs, when they are first used.
+    /// are loaded, their local memory, and graphs, when they are first used. Where memory spills it is left out in any case: a cap
+    /// that is above what the driver has must not reach it.
     pub fn free_bytes(&self) -> Result<u64> {
         self.release.reap(true);
         let live = self.live();
         let (driver, total) = self.driver_memory()?;
+        let left = driver.saturating_sub(reserve(total, self.spills));
+        let driver = if self.spills { left } else { driver };
         Ok(match self.cap {
             Some(cap) => driver.min(cap.saturating_sub(self.held(&live))),
-            None => driver.saturating_sub(reserve(total)),
+            None => left,
         })
     }
 
@@ -102,7 +113,12 @@ impl Memory {
                 mib(cap)
             )));
         }
-        let (code, ptr) = self.driver_alloc(bytes)?;
+        // A small one may open a granule, too.
+        let refused = self.spills && wanted.next_multiple_of(GRANULE) > self.driver_free()?;
+        let (code, ptr) = match refused {
+            true => (CUresult::CUDA_ERROR_OUT_OF_MEMORY, 0),
+            false => self.driver_alloc(bytes)?,
+        };
         if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             return Err(Error::Capacity(format!(
                 "{name}: {} asked for, {} are free ({} held by this program)",
@@ -134,5 +150,23 @@ impl Memory {
         // The bytes are counted as dead before they stop being counted as used.
         self.release.bury(Dead::Device(ptr.0, bytes));
         live.used -= bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::reserve;
+
+    #[test]
+    fn more_is_left_alone_where_memory_spills() {
+        const GIB: u64 = 1 << 30;
+        for (total, plain, spilling) in [
+            (80 * GIB, 80 * GIB / 50, 8 * GIB),
+            (8 * GIB, 256 << 20, GIB),
+            (2 * GIB, 256 << 20, GIB / 2),
+            (64 << 20, 8 << 20, 16 << 20),
+        ] {
+            assert_eq!((reserve(total, false), reserve(total, true)), (plain, spilling), "{total}");
+        }
     }
 }

@@ -6,6 +6,7 @@
 //! * `modules` loads the kernels of this build, each file ahead of time or when its first kernel is launched; `image`
 //!   chooses between machine code and PTX; `usage` reports the resources of a loaded kernel.
 //! * `capture` records work so that it can be replayed with one launch; `events` are points in lanes.
+//! * `wsl` tells whether Windows' driver is below, which never refuses memory ([`on_wsl`]).
 //! * `release` frees resources after the work in flight; `gate` keeps that apart from recordings.
 //! * `runtime` implements the runtime contract with them. Nothing above this folder names CUDA.
 
@@ -27,6 +28,7 @@ mod slab;
 mod staging;
 mod tensor_map;
 mod usage;
+mod wsl;
 
 use std::sync::Arc;
 
@@ -34,6 +36,7 @@ pub use driver::{Driver, ListedDevice, find_driver};
 pub use errors::{driver_release, least_cuda};
 pub use runtime::CudaRuntime;
 pub use usage::KernelUsage;
+pub use wsl::on_wsl;
 
 use crate::Result;
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUresult};
 
 use super::context::{Context, Relaxed};
-use super::errors::mib;
+use super::errors::{device, mib};
 use super::release::{Dead, Release};
+use crate::Result;
 use crate::device::runtime::{DevPtr, Pinned};
-use crate::{Error, Result};
 
 /// How the host uses the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,11 +56,14 @@ impl CudaPinned {
         // SAFETY: the context is current; the address outlives the call.
         let code = unsafe { sys::cuMemHostAlloc(&mut host, len.max(1), flags) };
         if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            return Err(Error::Capacity(format!(
-                "{}: the host has no {} to page-lock",
-                context.name,
-                mib(len as u64)
-            )));
+            // Not a lack of capacity: less of the device's memory is no way out.
+            return Err(device(
+                &context.name,
+                format!(
+                    "the host has no {} to page-lock; raise the limit of locked memory (ulimit -l), or use `device` cpu",
+                    mib(len as u64)
+                ),
+            ));
         }
         context.check("page-locked host memory", code)?;
         let mut this = CudaPinned { release: release.clone(), host: host.cast(), device: DevPtr::NULL, len };

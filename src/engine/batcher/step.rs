@@ -275,11 +275,10 @@ impl Batcher {
         let rows: Vec<&Live> = wanted.filter_map(|g| self.live.get(&g.request)).collect();
         let no_scores = groups().all(|g| g.wants != Wants::All);
         let parked = if is_async { self.engine.cohorts() } else { Vec::new() };
-        let mut parked = parked.iter().flat_map(|(ids, _)| ids).filter_map(|id| self.live.get(id));
-        iteration.pick =
-            no_scores && rows.iter().copied().all(Live::is_greedy) && parked.all(Live::is_greedy);
+        let parked = parked.iter().flat_map(|(ids, _)| ids).filter_map(|id| self.live.get(id));
+        let rows: Vec<&Live> = rows.into_iter().chain(parked).collect();
+        iteration.pick = no_scores && rows.iter().copied().all(Live::is_greedy);
         iteration.top = !iteration.pick
-            && !is_async
             && self.engine.gives_tops()
             && rows.iter().any(|live| live.top_factor().is_some());
     }

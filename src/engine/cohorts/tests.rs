@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use super::*;
 use crate::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan, Speed};
-use crate::engine::{NewTokens, Options, Outcome};
+use crate::engine::{NewTokens, Options, Outcome, TokenSource};
 use crate::model::{LoadedModel, load};
-use crate::program::{Flow, LayerPlacement, Placement, Policy, RequestId, Residence, Side, Wants};
+use crate::program::{
+    Flow, Group, Iteration, LayerPlacement, Placement, Policy, RequestId, Residence, Side, Wants,
+};
 use crate::simd::Isa;
 use crate::simd::linear::Mode;
 
@@ -91,6 +93,31 @@ fn alone_by(m: &LoadedModel, o: &Options, homes: &[bool]) -> Vec<Vec<u32>> {
 /// Runs a step: every sequence of the device has a row, and those of the host begin in cohorts of up to `size` if there
 /// is room.
 fn step(e: &mut Engine, live: &mut [Live], size: usize) -> Result<Outcome> {
+    step_by(e, live, size, false)
+}
+
+/// The tokens of rows from which others are drawn.
+struct Drawn<'a>(Vec<(RequestId, &'a [u32])>);
+
+impl TokenSource for Drawn<'_> {
+    fn tokens(&self, group: &Group) -> &[u32] {
+        self.0.iter().find(|(id, _)| *id == group.request).map_or(&[], |(_, tokens)| tokens)
+    }
+
+    fn top_factor(&self, _: RequestId) -> Option<f32> {
+        Some(0.7)
+    }
+}
+
+/// The token of a row: the likeliest one of those that came from the device, where its logits have stayed.
+fn likeliest(e: &mut Engine, row: usize) -> u32 {
+    let (best, token) = e.top(row).expect("of every row with a result").likeliest[0];
+    assert_eq!(e.logits_row(row).unwrap()[token as usize], best, "row {row}");
+    token
+}
+
+/// [`step`]; with `tops`, tokens are taken as if they were drawn.
+fn step_by(e: &mut Engine, live: &mut [Live], size: usize, tops: bool) -> Result<Outcome> {
     let lasts: Vec<[u32; 1]> = live.iter().map(|l| [*l.tokens.last().unwrap()]).collect();
     let wants = |l: &Live| !l.done && l.tokens.len() < N;
     let input = |i: usize| NewTokens { id: live[i].seq, tokens: &lasts[i], wants: Wants::Last };
@@ -106,14 +133,21 @@ fn step(e: &mut Engine, live: &mut [Live], size: usize) -> Result<Outcome> {
         .collect();
     let batches: Vec<&[NewTokens<'_>]> =
         [&device[..]].into_iter().chain(begin.iter().map(Vec::as_slice)).collect();
-    let outcome = e.run_rows(&batches, Flow::Async, &[], |i| i.pick = true)?;
+    let outcome = if tops {
+        let rows = Drawn(batches.iter().copied().flatten().map(|r| (r.id, r.tokens)).collect());
+        let iteration = Iteration { top: true, ..e.iteration(&batches, Flow::Async) };
+        e.run(&iteration, &[], &rows)?
+    } else {
+        e.run_rows(&batches, Flow::Async, &[], |i| i.pick = true)?
+    };
+    let mut token = |row: usize| if tops { likeliest(e, row) } else { e.picks()[row].unwrap() };
     for (row, i) in own.into_iter().enumerate() {
-        live[i].tokens.push(e.picks()[row].unwrap());
+        live[i].tokens.push(token(row));
     }
     for cohort in &outcome.cohorts {
         for (row, group) in cohort.rows.iter().cloned().flatten().zip(&cohort.groups) {
             let of = live.iter_mut().find(|l| l.seq == group.request).unwrap();
-            of.tokens.push(e.picks()[row].unwrap());
+            of.tokens.push(token(row));
         }
     }
     Ok(outcome)
@@ -125,6 +159,29 @@ fn ended(live: &[Live]) -> bool {
 
 fn free(e: &Engine) -> [usize; 2] {
     [Side::Device, Side::Host].map(|side| e.kv_pages(side).free)
+}
+
+/// Rows from which tokens are drawn, of cohorts as of the device: the likeliest tokens come, and the logits stay on the device.
+#[test]
+fn no_vocabulary_is_copied_for_rows_of_cohorts() {
+    let m = model();
+    let homes = [false, true, true, false, true];
+    let want = alone(&m, &homes);
+    for size in [1, 2] {
+        let (mut e, _) = engine(&m, &options(), None);
+        let mut live = start(&mut e, &homes);
+        let mut of_cohorts = 0;
+        for _ in 0..200 {
+            let outcome = step_by(&mut e, &mut live, size, true).unwrap();
+            of_cohorts +=
+                outcome.cohorts.iter().filter_map(|c| c.rows.clone()).map(|r| r.len()).sum::<usize>();
+            if ended(&live) {
+                break;
+            }
+        }
+        assert_eq!(live.into_iter().map(|l| l.tokens).collect::<Vec<_>>(), want);
+        assert_eq!(of_cohorts, 3 * (N - 1), "cohorts of {size}");
+    }
 }
 
 #[test]

@@ -46,6 +46,7 @@ impl RealMachine {
         placement: Placement,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<RealMachine> {
+        let graphs = Graphs::wanted()?;
         if placement.layers.len() != spec.n_layers {
             return Err(Error::usage(format!(
                 "a placement of {} layers for a model of {}",
@@ -181,7 +182,7 @@ impl RealMachine {
         (machine.bytes_per_step, machine.work) = (bytes_per_step, work);
         machine.places = places.into_iter().map(|(_, place)| place).collect();
         machine.host = host;
-        (machine.device, machine.areas) = (Some(device), Some(areas));
+        (machine.device, machine.areas, machine.graphs) = (Some(device), Some(areas), graphs);
         Ok(machine)
     }
 

@@ -13,9 +13,9 @@ use super::issue::{Issue, lists};
 use super::lowered::Lowered;
 use super::part::Part;
 use super::segments::{GRAPH_ROWS, Segment, fusible};
-use crate::Result;
 use crate::device::{Graph, Lane, StepContext};
 use crate::program::{Kind, Op, Phase, Unit};
+use crate::{Error, Result};
 
 /// Most segments that are remembered. A model of 80 layers has 80 beside cohorts, for each bucket of rows one set; a recorded one takes
 /// some KiB of the device's memory, which the driver takes of what plans leave to it.
@@ -28,9 +28,28 @@ pub(super) struct Graphs {
     records: bool,
 }
 
+/// `off`: steps are launched kernel by kernel, as on a device that records nothing. For measurements of what recording gains.
+const VARIABLE: &str = "TANDEM_GRAPHS";
+
 impl Default for Graphs {
     fn default() -> Graphs {
         Graphs { known: Recent::new(MOST), records: true }
+    }
+}
+
+impl Graphs {
+    /// None yet, and none ever if the environment says so.
+    ///
+    /// # Errors
+    /// `TANDEM_GRAPHS` says something else than `on` or `off`.
+    pub fn wanted() -> Result<Graphs> {
+        let said = std::env::var(VARIABLE).unwrap_or_default();
+        let records = match said.as_str() {
+            "" | "on" => true,
+            "off" => false,
+            other => return Err(Error::Usage(format!("{VARIABLE}: {other}: use on or off"))),
+        };
+        Ok(Graphs { records, ..Graphs::default() })
     }
 }
 

@@ -16,13 +16,18 @@ Result cuInit(unsigned flags) { CALL; return flags; }
 Result cuDriverGetVersion(int* out) { CALL; *out = env("FAKE_VERSION", 13000); return 0; }
 Result cuDeviceGetCount(int* out) { CALL; *out = env("FAKE_DEVICES", 1); return 0; }
 Result cuDeviceGet(int* out, int ordinal) { CALL; *out = ordinal; return 0; }
-Result cuDeviceGetName(char* out, int len, int device) { CALL; snprintf(out, len, "Fake %d", device); return 0; }
+Result cuDeviceGetName(char* out, int len, int device) {
+    CALL;
+    const char* name = getenv("FAKE_NAME");
+    snprintf(out, len, name ? "Fake %d %s" : "Fake %d", device, name);
+    return 0;
+}
 Result cuDeviceTotalMem_v2(size_t* out, int device) { CALL; (void)device; *out = env("FAKE_MEMORY", 64 << 20); return 0; }
 Result cuDeviceGetAttribute(int* out, int which, int device) {
     CALL;
     (void)device;
     long sm = env("FAKE_SM", 90);
-    *out = which == 75 ? sm / 10 : which == 76 ? sm % 10 : which == 16 ? 4 : which == 97 ? 232448 : which == 38 ? 60 << 20 : which == 19 ? env("FAKE_MAPS", 1)
+    *out = which == 75 ? sm / 10 : which == 76 ? sm % 10 : which == 16 ? env("FAKE_UNITS", 4) : which == 97 ? 232448 : which == 38 ? 60 << 20 : which == 19 ? env("FAKE_MAPS", 1)
          : which == 36 ? 1593000 : which == 37 ? 5120 : which == 13 ? 1755000 : -1;
     return *out < 0;
 }

@@ -124,6 +124,7 @@ Result perform(Work* w);
 Result failed(Result code, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 /* wrong.c: what a kernel changes, if it is to be wrong */
+int is_wrong(const char* name);
 void* before_wrong(const char* kernel);
 void after_wrong(void* before);
 

@@ -64,7 +64,8 @@ Result perform(Work* w) {
         return 0;
     }
     case GRAPH:
-        for (Work* part = w->graph->first; part && !r; part = part->next) r = perform(part);
+        for (Work* part = w->graph->first; part && !r; part = part->next)
+            if (part->next || !is_wrong("recorded work")) r = perform(part);
         return r;
     default: return move(w);
     }

@@ -53,6 +53,39 @@ fn the_oldest_job_that_is_ready_runs_first() {
     assert_eq!((ran, &*lane.state()), (vec![2, 3, 0, 1], &vec![2, 3, 0, 1]));
 }
 
+/// A lane that waits long for the device leaves its core to others: it looks, sleeps, and looks again.
+#[test]
+fn a_long_wait_for_the_device_is_slept_through() {
+    /// Seconds of this thread on a core.
+    fn seconds_on_a_core() -> f64 {
+        let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the clock of the calling thread, into a value that outlives the call.
+        assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut t) }, 0);
+        t.tv_sec as f64 + 1e-9 * t.tv_nsec as f64
+    }
+    let runtime = runtime();
+    let buffer = Buffer::new(&runtime, 4096).unwrap();
+    let (told, times) = mpsc::channel();
+    let mut lane = lane(&runtime);
+    let clock = |events| {
+        let told = told.clone();
+        let work = move |_: &mut Vec<usize>| {
+            told.send((seconds_on_a_core(), Instant::now())).map_err(|e| Error::Run(e.to_string()))
+        };
+        HostJob { work: Box::new(work), ..note(0, events, vec![]) }
+    };
+    lane.give(clock(vec![]));
+    let before = times.recv().unwrap();
+    runtime.upload(DeviceLane::HostToDevice, buffer.ptr(), &[1; 4096]).unwrap();
+    let copied = runtime.record(DeviceLane::HostToDevice).unwrap();
+    let job = lane.give(clock(vec![copied]));
+    lane.wait(job).unwrap();
+    let after = times.recv().unwrap();
+    let (busy, waited) = (after.0 - before.0, (after.1 - before.1).as_secs_f64());
+    assert!(waited > 0.15, "{waited} s");
+    assert!(busy < 0.4 * waited, "{busy} s on a core in {waited} s of waiting");
+}
+
 #[test]
 fn a_job_that_fails_or_panics_ends_the_step_and_not_the_lane() {
     let runtime = runtime();
