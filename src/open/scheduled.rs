@@ -146,7 +146,7 @@ impl Model {
         let (spec, weights) = (&self.loaded.spec, &self.loaded.weights);
         let all = needs.pages(n);
         let mut options = self.options(settings, &needs.demand(n), progress)?;
-        fit_types(settings, &*accelerator, &mut options);
+        fit_types(settings, &*accelerator, &mut options)?;
         let info = accelerator.runtime().info();
         if let Some(readers) =
             crate::profile::measured_readers(Some(info)).filter(|_| settings.threads.is_none())

@@ -22,7 +22,7 @@ fn model() -> LoadedModel {
 
 fn engine(m: &LoadedModel) -> tandem::Result<Engine> {
     let mut options = Options::new(Isa::Reference, 64);
-    (options.threads, options.kv_dtype) = (Some(1), Half::F16);
+    (options.threads, options.kv_dtype) = (Some(1), Half::F16.into());
     let accel = on_kernels(open()).expect("kernels");
     Engine::on_accelerator(m.spec.clone(), &m.weights, &options, accel, "cuda:0", &|_| ())
 }
