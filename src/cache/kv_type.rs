@@ -52,7 +52,7 @@ impl KvType {
 
     /// The type of queries, keys and values on their way to attention and to pages, where they are 16 bits wide. For q8 that is f16:
     /// its
-    /// rounding of a head's largest element is 2^-4 of the quantisation's; bf16's would be half of it.
+    /// rounding of a head's largest element is an eighth of the quantisation's; bf16's would be half of it.
     pub const fn half(self) -> Half {
         match self {
             KvType::BF16 => Half::BF16,

@@ -82,7 +82,8 @@ fn plan_and_generate_agree() {
                 "--json",
             ];
             let words = "a".repeat(prompt);
-            let out = run(tandem(home.path()).args(args).args(kv).args(["--strategy", strategy, "--raw", &words]));
+            let out =
+                run(tandem(home.path()).args(args).args(kv).args(["--strategy", strategy, "--raw", &words]));
             match out.status.success() {
                 true => Ok(json(&out)["plan"].clone()),
                 false => Err(stderr(&out)),

@@ -91,7 +91,7 @@ impl Kv for Q8 {
 
 /// Whether the `i`th of consecutive lines begins a line of memory to prefetch: two of codes share one.
 const fn asks<K: Kv>(i: usize) -> bool {
-    size_of::<K::Element>() == 2 || i % 2 == 0
+    size_of::<K::Element>() == 2 || i.is_multiple_of(2)
 }
 
 /// Rows per register tile.

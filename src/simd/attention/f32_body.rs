@@ -105,7 +105,7 @@ const fn wide_rows<V: BlockSimd, K: Kv>() -> usize {
 
 /// Whether the `i`th of consecutive vectors of pairs begins a line to prefetch: of elements of 8 bits two share one.
 const fn asks<K: Kv>(i: usize) -> bool {
-    size_of::<K::Element>() == 2 || i % 2 == 0
+    size_of::<K::Element>() == 2 || i.is_multiple_of(2)
 }
 
 /// One tile of S: `R` rows x `W` vectors of tokens. Each score is one chain of FMAs over dims in order (bf16), or one

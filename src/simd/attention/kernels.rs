@@ -5,8 +5,7 @@
 //!
 //! 1. `qk`       S[row][token] = q[row] · k[token]                  (q is scaled already; codes' scales are factors of S)
 //!    `softcap`  S = cap·tanh(S/cap), where the model caps its scores
-//! 2. `softmax`  masks, updates (m, s), turns S into P, times the scales of coded values, and gives the factor that rescales
-//!               old sums
+//! 2. `softmax`  masks, updates (m, s), turns S into P (times the scales of codes), gives the factor that rescales old sums
 //! 3. `pv`       O[row] = O[row]·alpha[row] + Σ_token P[row][token]·v[token]
 //!
 //! **Canonical arithmetic.** Each kernel computes each row by a chain of operations that depends on that row alone,

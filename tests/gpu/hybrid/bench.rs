@@ -191,7 +191,7 @@ impl Bench {
             embed,
             out_norm: norm,
             head,
-            kv: kv.into(),
+            kv,
             mailbox,
             _buffers: buffers,
         }

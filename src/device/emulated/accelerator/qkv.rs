@@ -131,7 +131,7 @@ pub(super) fn append(
             if let Row::Here { page: p, token, .. } = step.rows[r] {
                 let slot = pages.binary_search(&p).expect("all pages written are listed");
                 let (k, v) = row[qd..].split_at(kvd);
-                page.append(writes[first_page + slot], token, k, v);
+                page.append(writes[first_page + slot], token, k, v, shape.exact.is_some());
             }
         }
         Ok(())

@@ -109,7 +109,10 @@ impl PageShape {
     }
 
     /// Stores one token's keys and values (`[kv_heads · head_dim]` each, before the rounding to 16 bits) in the device's page.
-    pub fn append(&self, page: &mut [u8], token: usize, k: &[f32], v: &[f32]) {
+    ///
+    /// What is quantised was rounded to 16 bits before, as on a GPU, and as what passes through a mailbox; with `exact` results it was
+    /// not, as on the CPU.
+    pub fn append(&self, page: &mut [u8], token: usize, k: &[f32], v: &[f32], exact: bool) {
         let (hd, half) = (self.head_dim, self.kv.half());
         let mut bits = vec![0u16; hd];
         for (value, x) in [(false, k), (true, v)] {
@@ -121,10 +124,9 @@ impl PageShape {
                     numbers_mut::<u16>(to).copy_from_slice(&bits);
                     continue;
                 };
-                // As a GPU does, and the host of rows in a mailbox: what is quantised was rounded to 16 bits.
-                let mut x = vec![0.0; hd];
-                half.widen(&bits, &mut x);
-                let scale = quantise_head(&x, numbers_mut(to));
+                let mut rounded = vec![0.0; hd];
+                half.widen(&bits, &mut rounded);
+                let scale = quantise_head(if exact { x } else { &rounded }, numbers_mut(to));
                 page[scale_at..scale_at + size_of::<f32>()].copy_from_slice(&scale.to_ne_bytes());
             }
         }
@@ -194,7 +196,7 @@ mod tests {
                         .collect()
                 };
                 let (k, v) = (row(0), row(1));
-                shape.append(device, token, &k, &v);
+                shape.append(device, token, &k, &v, true);
                 // SAFETY: there is one writer, and nothing reads meanwhile.
                 unsafe { layer.append(&[0], token, &k, &v) };
             }
