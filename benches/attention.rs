@@ -3,6 +3,7 @@
 //!   cargo bench --bench attention                    decode and prefill, Llama-3-8B and SmolLM2 shapes
 //!   cargo bench --bench attention -- llama avx512    only lines that contain all words
 //!   cargo bench --bench attention -- service         decode batches of mixed lengths, also beside copies
+//!   cargo bench --bench attention -- types          types of keys and values against each other, in turns
 //!   cargo bench --bench attention -- --test          one tiny case, answers checked, no timing
 //!
 //! Keys and values are cold: each call takes the next of enough layers' worth of scattered pages to overflow
@@ -15,13 +16,12 @@ mod service;
 
 use std::time::Instant;
 
-use tandem::cache::{KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
+use tandem::cache::{KvGeometry, KvType, LayerKv, PAGE_TOKENS, PagePool};
 use tandem::host::Pool;
 use tandem::profile::{Gauge, Sorted};
 use tandem::simd::Isa;
 use tandem::simd::attention::{AttnPlan, AttnShape, SeqRows};
 use tandem::simd::tuning::Tuning;
-use tandem::tensor::Half;
 use tandem::{profile, reference};
 
 struct Rng(u64);
@@ -50,7 +50,7 @@ struct Model {
 }
 
 impl Model {
-    fn new(heads: (usize, usize, usize), dtype: Half, tokens: usize, pool: &Pool) -> Model {
+    fn new(heads: (usize, usize, usize), dtype: KvType, tokens: usize, pool: &Pool) -> Model {
         let (n_heads, n_kv_heads, head_dim) = heads;
         let scale = 1.0 / (head_dim as f32).sqrt();
         let shape = AttnShape { n_heads, n_kv_heads, head_dim, scale, softcap: None, window: None };
@@ -146,6 +146,10 @@ fn main() {
             return;
         }
     }
+    if words.iter().any(|w| *w == "types") {
+        types(&pool, Isa::best());
+        return;
+    }
     let threads = pool.threads();
     let limit = if quick { 0.0 } else { profile::read_bandwidth(&pool, 1 << 30, 3) };
     println!("{threads} threads, read bandwidth {:.1} GB/s", limit / 1e9);
@@ -155,7 +159,7 @@ fn main() {
     let llama = (32, 8, 128);
     let smol = (9, 3, 64);
     for (name, heads) in [("llama-3-8b", llama), ("smollm2", smol)] {
-        for dtype in Half::ALL {
+        for dtype in KvType::ALL {
             let wanted = |line: &str| words.iter().all(|w| line.contains(w.as_str()));
             let lines = cases(name, quick);
             let title = |isa: Isa, (kind, batch, context, _): (&str, usize, usize, usize)| {
@@ -183,6 +187,57 @@ fn main() {
                         }
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Types of keys and values against each other in the best tier. They take turns, so that what else the machine does falls on all of
+/// them alike; times are medians, ratios those of medians.
+fn types(pool: &Pool, isa: Isa) {
+    const ROUNDS: usize = 41;
+    println!("{isa}, {} threads, medians of {ROUNDS} calls in turns", pool.threads());
+    println!("{:<38} {:>10} {:>10} {:>10} {:>9} {:>9}", "µs", "bf16", "f16", "q8", "bf16/q8", "f16/q8");
+    for (name, heads) in [("llama-3-8b", (32, 8, 128)), ("smollm2", (9, 3, 64))] {
+        let lines = [("decode", 1, 1), ("decode", 4, 1), ("prefill", 1, 256)];
+        for (kind, batch, rows) in lines {
+            for context in [1024usize, 4096, 16384] {
+                // Cold: the types take turns, and each has pages for several calls.
+                let tokens = (2 * batch * context).max((96 << 20) / (4 * heads.1 * heads.2));
+                let tokens = tokens.next_multiple_of(batch * context);
+                let models = KvType::ALL.map(|dtype| Model::new(heads, dtype, tokens, pool));
+                let width = heads.0 * heads.2;
+                let q: Vec<f32> = Rng(7).uniforms(batch * rows * width);
+                let mut out = vec![0f32; q.len()];
+                let mut plans = models.each_ref().map(|m| {
+                    let few = Tuning::current().attention_vector_rows;
+                    let plans = m.plans(batch, context, rows, pool.threads(), usize::MAX / 2);
+                    plans.into_iter().map(|p| p.with_vector_rows(few)).collect::<Vec<_>>()
+                });
+                let mut times = [const { Vec::new() }; 3];
+                for round in 0..ROUNDS + 1 {
+                    for ((m, plans), times) in models.iter().zip(&mut plans).zip(&mut times) {
+                        let n = plans.len();
+                        let start = Instant::now();
+                        plans[round % n].run(pool, isa, &m.kv(), &q, &mut out);
+                        // The first touches pages of results and plans.
+                        if round > 0 {
+                            times.push(start.elapsed().as_secs_f64() * 1e6);
+                        } else {
+                            m.verify(context, rows, &q, &out, name);
+                        }
+                    }
+                }
+                let [bf16, f16, q8] = times.map(|mut t| {
+                    t.sort_by(f64::total_cmp);
+                    t[t.len() / 2]
+                });
+                let title = format!("{name} {kind} B={batch} {rows} of {context}");
+                println!(
+                    "{title:<38} {bf16:>10.1} {f16:>10.1} {q8:>10.1} {:>9.2} {:>9.2}",
+                    bf16 / q8,
+                    f16 / q8
+                );
             }
         }
     }

@@ -12,12 +12,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use tandem::cache::KvGeometry;
+use tandem::cache::{KvGeometry, KvType};
 use tandem::host::Pool;
 use tandem::profile;
 use tandem::simd::Isa;
 use tandem::simd::attention::{AttnPlan, SeqRows};
-use tandem::tensor::Half;
 
 use super::{Model, Rng};
 
@@ -100,7 +99,7 @@ pub fn run(pool: &Pool, isa: Isa, quick: bool) {
     let most = cases.iter().map(|c| pages(&c.1)).max().unwrap_or(0) * tandem::cache::PAGE_TOKENS;
     // As many bytes as overrun a last-level cache of some hundred megabytes.
     let tokens = if quick { most } else { most.max((1 << 30) / (4 * HEADS.1 * HEADS.2)) };
-    let model = Model::new(HEADS, Half::ALL[0], tokens, pool);
+    let model = Model::new(HEADS, KvType::BF16, tokens, pool);
     let q = Rng(7).uniforms(64 * HEADS.0 * HEADS.2);
     let mut out = vec![0f32; q.len()];
     let all = pool.threads();

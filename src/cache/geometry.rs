@@ -1,7 +1,6 @@
 //! The memory that a token's keys and values occupy.
 
-use super::PAGE_TOKENS;
-use crate::tensor::Half;
+use super::{KvType, PAGE_TOKENS};
 
 /// Sizes that decide what a token's keys and values occupy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,13 +12,13 @@ pub struct KvGeometry {
     /// Elements per head, a multiple of 16.
     pub head_dim: usize,
     /// Storage type.
-    pub dtype: Half,
+    pub dtype: KvType,
 }
 
 impl KvGeometry {
-    /// Bytes of one token's keys and values in one layer: 2·h_kv·d_h·2.
+    /// Bytes of one token's keys and values in one layer: 2·h_kv·2·d_h in 16 bits, 2·h_kv·(d_h + 4) in 8.
     pub const fn bytes_per_token_layer(&self) -> usize {
-        2 * self.n_kv_heads * self.head_dim * 2
+        2 * self.n_kv_heads * self.dtype.head_bytes(self.head_dim)
     }
 
     /// Bytes of one token's keys and values in all layers.

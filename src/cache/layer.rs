@@ -2,10 +2,8 @@
 
 use std::marker::PhantomData;
 
-use half::{bf16, f16};
-
 use super::PAGE_TOKENS;
-use crate::tensor::Half;
+use super::kv_type::{KvType, quantise_head};
 
 /// Keys and values of one layer in all pages. Cheap to copy, shared by threads.
 ///
@@ -18,12 +16,12 @@ use crate::tensor::Half;
 /// stored). In a forward pass, a layer's appends end before its attention begins.
 #[derive(Clone, Copy)]
 pub struct LayerKv<'a> {
-    base: *mut u16,
+    base: *mut u8,
     n_pages: usize,
     n_kv_heads: usize,
     head_dim: usize,
-    dtype: Half,
-    _pool: PhantomData<&'a [u16]>,
+    dtype: KvType,
+    _pool: PhantomData<&'a [u8]>,
 }
 
 // SAFETY: a view of plain memory borrowed from the pool; all writes are `unsafe` and promise not to race.
@@ -33,14 +31,14 @@ unsafe impl Sync for LayerKv<'_> {}
 
 impl<'a> LayerKv<'a> {
     /// # Safety
-    /// `base` is 64-byte aligned and points to `n_pages · n_kv_heads · 2 · PAGE_TOKENS · head_dim`
-    /// initialised elements that outlive `'a`, written only through such views.
+    /// `base` is 64-byte aligned and points to `n_pages · n_kv_heads · 2` parts of [`KvType::part_bytes`]
+    /// initialised bytes that outlive `'a`, written only through such views.
     pub(super) unsafe fn from_raw(
-        base: *mut u16,
+        base: *mut u8,
         n_pages: usize,
         n_kv_heads: usize,
         head_dim: usize,
-        dtype: Half,
+        dtype: KvType,
     ) -> LayerKv<'a> {
         LayerKv { base, n_pages, n_kv_heads, head_dim, dtype, _pool: PhantomData }
     }
@@ -61,26 +59,31 @@ impl<'a> LayerKv<'a> {
     }
 
     /// Storage type.
-    pub fn dtype(&self) -> Half {
+    pub fn dtype(&self) -> KvType {
         self.dtype
     }
 
-    /// Elements of K (or of V) of one head in one page.
-    const fn half_len(&self) -> usize {
-        PAGE_TOKENS * self.head_dim
+    /// Bytes of K, or of V, of one head in one page.
+    pub const fn part_bytes(&self) -> usize {
+        self.dtype.part_bytes(self.head_dim)
+    }
+
+    /// Offset of the scales of K, or of V, of one head in one page: f32 `[32 tokens]`, 64-byte aligned, if the type has scales.
+    pub const fn scales_at(&self) -> usize {
+        PAGE_TOKENS * self.dtype.element() * self.head_dim
     }
 
     /// K of (`page`, `head`): `[2][head_dim/2][16][2]`, 64-byte aligned, followed by its V.
-    pub fn k_ptr(&self, page: u32, head: usize) -> *const u16 {
+    pub fn k_ptr(&self, page: u32, head: usize) -> *const u8 {
         self.ptr(page, head)
     }
 
     /// V of (`page`, `head`): `[16][head_dim][2]`, 64-byte aligned.
-    pub fn v_ptr(&self, page: u32, head: usize) -> *const u16 {
-        self.ptr(page, head).wrapping_add(self.half_len())
+    pub fn v_ptr(&self, page: u32, head: usize) -> *const u8 {
+        self.ptr(page, head).wrapping_add(self.part_bytes())
     }
 
-    fn ptr(&self, page: u32, head: usize) -> *mut u16 {
+    fn ptr(&self, page: u32, head: usize) -> *mut u8 {
         let page = page as usize;
         assert!(
             page < self.n_pages && head < self.n_kv_heads,
@@ -89,36 +92,44 @@ impl<'a> LayerKv<'a> {
             self.n_kv_heads
         );
         // SAFETY: both indices were just checked, so the offset stays inside the layer (`from_raw`).
-        unsafe { self.base.add((page * self.n_kv_heads + head) * 2 * self.half_len()) }
+        unsafe { self.base.add((page * self.n_kv_heads + head) * 2 * self.part_bytes()) }
     }
 
-    fn k_offset(&self, slot: usize, d: usize) -> usize {
+    /// Index of an element in K.
+    fn k_index(&self, slot: usize, d: usize) -> usize {
         ((slot / 16) * (self.head_dim / 2) + d / 2) * 32 + (slot % 16) * 2 + d % 2
     }
 
-    fn v_offset(&self, slot: usize, d: usize) -> usize {
+    /// Index of an element in V.
+    fn v_index(&self, slot: usize, d: usize) -> usize {
         ((slot / 2) * self.head_dim + d) * 2 + slot % 2
-    }
-
-    fn decode(&self, bits: u16) -> f32 {
-        match self.dtype {
-            Half::BF16 => bf16::from_bits(bits).to_f32(),
-            Half::F16 => f16::from_bits(bits).to_f32(),
-        }
     }
 
     /// Element `d` of the key in (`page`, `slot`) of `head`, for the oracle.
     pub fn key(&self, page: u32, head: usize, slot: usize, d: usize) -> f32 {
         assert!(slot < PAGE_TOKENS && d < self.head_dim, "slot {slot}, element {d} of {}", self.head_dim);
-        // SAFETY: `ptr` checked page and head, the line above the rest, so the offset is within K.
-        self.decode(unsafe { *self.ptr(page, head).add(self.k_offset(slot, d)) })
+        // SAFETY: `ptr` checked page and head, the line above the rest, so the index is within K.
+        unsafe { self.element(self.ptr(page, head), self.k_index(slot, d), slot) }
     }
 
     /// Element `d` of the value in (`page`, `slot`) of `head`.
     pub fn value(&self, page: u32, head: usize, slot: usize, d: usize) -> f32 {
         assert!(slot < PAGE_TOKENS && d < self.head_dim, "slot {slot}, element {d} of {}", self.head_dim);
         // SAFETY: as in `key`; V follows K.
-        self.decode(unsafe { *self.ptr(page, head).add(self.half_len() + self.v_offset(slot, d)) })
+        unsafe { self.element(self.ptr(page, head).add(self.part_bytes()), self.v_index(slot, d), slot) }
+    }
+
+    /// # Safety
+    /// `part` is K or V of a head in a page, `i` an index of an element of the token in `slot`.
+    unsafe fn element(&self, part: *const u8, i: usize, slot: usize) -> f32 {
+        // SAFETY: the caller's promise; scales are aligned, since K and V are and the elements fill whole lines.
+        unsafe {
+            let x = self.dtype.decode(part.add(i * self.dtype.element()));
+            match self.dtype.is_scaled() {
+                true => x * part.add(self.scales_at()).cast::<f32>().add(slot).read(),
+                false => x,
+            }
+        }
     }
 
     /// Stores the key and value of one head of the token at position `pos`: `k` (RoPE applied) and `v`
@@ -132,13 +143,62 @@ impl<'a> LayerKv<'a> {
         let hd = self.head_dim;
         assert!(k.len() == hd && v.len() == hd, "k of {}, v of {}, head_dim {hd}", k.len(), v.len());
         let slot = pos % PAGE_TOKENS;
-        let base = self.ptr(pages[pos / PAGE_TOKENS], head);
-        // SAFETY: `slot` < 32 and the loops below run over d < head_dim, so both walks stay inside K and
-        // V of this (page, head), which `ptr` checked. Only this slot's elements are written, never
-        // the neighbours in its lines, and the caller promises that nothing else touches it.
+        let part = self.ptr(pages[pos / PAGE_TOKENS], head);
+        // SAFETY: `slot` < 32, K and V of this (page, head) were checked by `ptr`, and the slices have head_dim elements.
         unsafe {
-            let mut kp = base.add(self.k_offset(slot, 0));
-            let mut vp = base.add(self.half_len() + self.v_offset(slot, 0));
+            let value = part.add(self.part_bytes());
+            if self.dtype.is_scaled() {
+                self.append_codes(part, slot, k, |slot, d| self.k_index(slot, d));
+                self.append_codes(value, slot, v, |slot, d| self.v_index(slot, d));
+            } else {
+                self.append_bits(part.cast(), value.cast(), slot, k, v);
+            }
+        }
+    }
+
+    /// Quantises one head's key or value of the token in `slot`; `index` says where its elements go.
+    ///
+    /// # Safety
+    /// `part` is K or V of a head in a page of a type with scales, whose indices `index` gives, and `x` has head_dim elements; the
+    /// slot is this thread's.
+    unsafe fn append_codes<T: KvElement>(
+        &self,
+        part: *mut u8,
+        slot: usize,
+        x: &[T],
+        index: impl Fn(usize, usize) -> usize,
+    ) {
+        let (mut floats, mut codes) = ([0f32; LARGEST_HEAD], [0i8; LARGEST_HEAD]);
+        let n = x.len();
+        assert!(n <= LARGEST_HEAD, "a head of {n}");
+        T::widen(self.dtype, x, &mut floats[..n]);
+        let scale = quantise_head(&floats[..n], &mut codes[..n]);
+        for (d, &code) in codes[..n].iter().enumerate() {
+            // SAFETY: the caller's promise: one byte of this slot in each.
+            unsafe { part.add(index(slot, d)).cast::<i8>().write(code) };
+        }
+        // SAFETY: as above; aligned as in `element`.
+        unsafe { part.add(self.scales_at()).cast::<f32>().add(slot).write(scale) };
+    }
+
+    /// Stores a token's key and value of a head in 16 bits.
+    ///
+    /// # Safety
+    /// `key` and `value` are K and V of a head in a page of 16-bit elements; `slot` is a slot of this thread's, `k` and `v` have
+    /// head_dim elements.
+    unsafe fn append_bits<T: KvElement>(
+        &self,
+        key: *mut u16,
+        value: *mut u16,
+        slot: usize,
+        k: &[T],
+        v: &[T],
+    ) {
+        // SAFETY: the loops run over d < head_dim, so both walks stay inside K and V. Only this slot's elements are written,
+        // never the neighbours in its lines, and the caller promises that nothing else touches it.
+        unsafe {
+            let mut kp = key.add(self.k_index(slot, 0));
+            let mut vp = value.add(self.v_index(slot, 0));
             let mut bits = [0u16; 32];
             for (k, v) in k.chunks(16).zip(v.chunks(16)) {
                 T::encode(self.dtype, k, &mut bits[..16]);
@@ -170,21 +230,32 @@ impl<'a> LayerKv<'a> {
     }
 }
 
-/// An element of keys and values to be stored: f32, or the bits of the pages' own type.
+/// Most elements of a head that can be quantised: a buffer on the stack holds one.
+pub(super) const LARGEST_HEAD: usize = 1024;
+
+/// An element of keys and values to be stored: f32, or 16 bits of [`KvType::half`].
 pub trait KvElement: Copy + Sync {
-    /// The bits of `x` in pages of `dtype`, at the front of `bits`.
-    fn encode(dtype: Half, x: &[Self], bits: &mut [u16]);
+    /// The bits of `x` in pages of a 16-bit `dtype`, at the front of `bits`.
+    fn encode(dtype: KvType, x: &[Self], bits: &mut [u16]);
+    /// The values of `x`, to be quantised to `dtype`.
+    fn widen(dtype: KvType, x: &[Self], out: &mut [f32]);
 }
 
 impl KvElement for f32 {
-    fn encode(dtype: Half, x: &[f32], bits: &mut [u16]) {
-        dtype.narrow(x, &mut bits[..x.len()]);
+    fn encode(dtype: KvType, x: &[f32], bits: &mut [u16]) {
+        dtype.half().narrow(x, &mut bits[..x.len()]);
+    }
+    fn widen(_dtype: KvType, x: &[f32], out: &mut [f32]) {
+        out.copy_from_slice(x);
     }
 }
 
 impl KvElement for u16 {
-    fn encode(_dtype: Half, x: &[u16], bits: &mut [u16]) {
+    fn encode(_dtype: KvType, x: &[u16], bits: &mut [u16]) {
         bits[..x.len()].copy_from_slice(x);
+    }
+    fn widen(dtype: KvType, x: &[u16], out: &mut [f32]) {
+        dtype.half().widen(x, out);
     }
 }
 
@@ -195,7 +266,7 @@ mod tests {
 
     #[test]
     fn what_is_appended_is_read_back_and_nothing_else_changes() {
-        for dtype in Half::ALL {
+        for dtype in KvType::ALL {
             for head_dim in [16, 64, 80] {
                 let g = KvGeometry { n_layers: 2, n_kv_heads: 3, head_dim, dtype };
                 let mut pool = PagePool::new(g, 5).unwrap();
@@ -203,8 +274,11 @@ mod tests {
                 a.reserve(&mut pool, 33).unwrap();
                 b.reserve(&mut pool, 40).unwrap();
                 let width = 3 * head_dim;
-                // Small integers and halves are exact in both types.
-                let x = |seed: usize, i: usize| ((i * 7 + seed * 13) % 201) as f32 * 0.5 - 50.0;
+                // Such integers are exact in all types: with a largest one of 127 the scale is 1.
+                let x = |seed: usize, i: usize| match i % head_dim {
+                    0 => 127.0,
+                    _ => ((i * 7 + seed * 13) % 255) as f32 - 127.0,
+                };
                 let (rows_a, rows_b) = (33, 40);
                 let k: Vec<f32> = (0..(rows_a + rows_b) * width).map(|i| x(1, i)).collect();
                 let v: Vec<f32> = (0..(rows_a + rows_b) * width).map(|i| x(2, i)).collect();

@@ -244,11 +244,11 @@ impl PageList {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::Half;
+    use crate::cache::KvType;
     use proptest::prelude::*;
     use std::collections::HashMap;
 
-    const G: KvGeometry = KvGeometry { n_layers: 2, n_kv_heads: 1, head_dim: 16, dtype: Half::BF16 };
+    const G: KvGeometry = KvGeometry { n_layers: 2, n_kv_heads: 1, head_dim: 16, dtype: KvType::BF16 };
 
     #[test]
     fn kept_pages_go_the_oldest_first_and_after_the_blank_ones() {

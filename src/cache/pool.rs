@@ -4,6 +4,7 @@ use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
+use super::layer::LARGEST_HEAD;
 use super::{KvGeometry, LayerKv, PAGE_TOKENS, PageList};
 use crate::host::Mapping;
 use crate::{Error, Result};
@@ -90,6 +91,13 @@ impl PagePool {
                 g.head_dim
             )));
         }
+        if g.dtype.is_scaled() && g.head_dim > LARGEST_HEAD {
+            return Err(Error::Unsupported(format!(
+                "KV cache: head_dim {}, in {} at most {LARGEST_HEAD}",
+                g.head_dim,
+                g.dtype.name()
+            )));
+        }
         PageList::new(g, n_pages)
     }
 
@@ -99,9 +107,9 @@ impl PagePool {
         assert!(layer < g.n_layers, "layer {layer} of a KV cache with {}", g.n_layers);
         let layer_bytes = self.n_pages() * PAGE_TOKENS * g.bytes_per_token_layer();
         // SAFETY: the memory holds n_layers regions of layer_bytes (`new` made it so, `over` checked), base is aligned
-        // to 64 bytes, and any bits are valid u16; the view borrows the pool, so it cannot outlive it.
+        // to 64 bytes, and any bits are valid; the view borrows the pool, so it cannot outlive it.
         unsafe {
-            let base = self.base.as_ptr().add(layer * layer_bytes).cast::<u16>();
+            let base = self.base.as_ptr().add(layer * layer_bytes);
             LayerKv::from_raw(base, self.n_pages(), g.n_kv_heads, g.head_dim, g.dtype)
         }
     }
@@ -110,14 +118,14 @@ impl PagePool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::Half;
+    use crate::cache::KvType;
 
-    const G: KvGeometry = KvGeometry { n_layers: 30, n_kv_heads: 3, head_dim: 64, dtype: Half::BF16 };
+    const G: KvGeometry = KvGeometry { n_layers: 30, n_kv_heads: 3, head_dim: 64, dtype: KvType::BF16 };
 
     #[test]
     fn bytes_per_token_match_the_formula() {
         assert_eq!(G.bytes_per_token(), 30 * 768);
-        let qwen3_8b = KvGeometry { n_layers: 36, n_kv_heads: 8, head_dim: 128, dtype: Half::BF16 };
+        let qwen3_8b = KvGeometry { n_layers: 36, n_kv_heads: 8, head_dim: 128, dtype: KvType::BF16 };
         assert_eq!(qwen3_8b.bytes_per_token(), 144 << 10);
         assert_eq!(PagePool::new(G, 7).unwrap().bytes(), 7 * 32 * 30 * 768);
     }
@@ -126,7 +134,7 @@ mod tests {
     fn pages_may_lie_in_memory_of_the_callers() {
         #[repr(align(64))]
         struct Memory(#[allow(dead_code)] [u8; 4096]);
-        let g = KvGeometry { n_layers: 2, n_kv_heads: 1, head_dim: 16, dtype: Half::BF16 };
+        let g = KvGeometry { n_layers: 2, n_kv_heads: 1, head_dim: 16, dtype: KvType::BF16 };
         assert_eq!(g.bytes_per_page(), 4096);
         let pool_over = |skip: usize, n_pages: usize| {
             let mut memory = Box::new([Memory([0; 4096]), Memory([0; 4096])]);
@@ -153,7 +161,7 @@ mod tests {
     #[test]
     fn untouched_pages_are_not_resident() {
         // 64 GiB would not fit if reserving meant touching.
-        let g = KvGeometry { n_layers: 8, n_kv_heads: 8, head_dim: 128, dtype: Half::BF16 };
+        let g = KvGeometry { n_layers: 8, n_kv_heads: 8, head_dim: 128, dtype: KvType::BF16 };
         let pool = PagePool::new(g, (64 << 30) / g.bytes_per_page()).unwrap();
         let kv = pool.layer(7);
         assert_eq!(kv.key(0, 0, 0, 0), 0.0);

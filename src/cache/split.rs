@@ -314,11 +314,11 @@ fn take(list: &mut PageList, n: usize) -> Result<Vec<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::Half;
+    use crate::cache::KvType;
     use proptest::prelude::*;
     use std::collections::HashSet;
 
-    const G: KvGeometry = KvGeometry { n_layers: 2, n_kv_heads: 1, head_dim: 16, dtype: Half::BF16 };
+    const G: KvGeometry = KvGeometry { n_layers: 2, n_kv_heads: 1, head_dim: 16, dtype: KvType::BF16 };
 
     fn lists(device: usize, host: usize) -> (PageList, PageList) {
         (PageList::new(G, device).unwrap(), PageList::new(G, host).unwrap())

@@ -96,8 +96,8 @@ impl BlockTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::KvType;
     use crate::cache::PagePool;
-    use crate::tensor::Half;
     use proptest::prelude::*;
 
     #[derive(Debug, Clone)]
@@ -118,7 +118,7 @@ mod tests {
     proptest! {
         #[test]
         fn pages_are_conserved_and_never_shared(ops in prop::collection::vec(op(), 0..60), n_pages in 0..20usize) {
-            let g = KvGeometry { n_layers: 2, n_kv_heads: 1, head_dim: 16, dtype: Half::BF16 };
+            let g = KvGeometry { n_layers: 2, n_kv_heads: 1, head_dim: 16, dtype: KvType::BF16 };
             let mut pool = PagePool::new(g, n_pages).unwrap();
             let mut tables: Vec<BlockTable> = (0..4).map(|_| BlockTable::new()).collect();
             let mut lens = [0usize; 4];

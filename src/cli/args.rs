@@ -2,13 +2,13 @@
 
 use std::str::FromStr;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
+use tandem::cache::KvType;
 use tandem::host::NumaWish;
 use tandem::open::{Device, Requests, Settings, Strategy};
 use tandem::plan::Fixed;
 use tandem::program::Policy;
-use tandem::tensor::Half;
 use tandem::{Error, Result};
 
 use super::progress;
@@ -78,9 +78,9 @@ pub struct EngineArgs {
     #[arg(short, long, alias = "ctx-size", value_parser = clap::value_parser!(u32).range(1..), value_name = "N",
           allow_negative_numbers = true)]
     pub ctx: Option<u32>,
-    /// Storage of keys and values [default: bf16; f16 on a GPU without bfloat16].
-    #[arg(long, value_parser = half())]
-    pub kv_type: Option<Half>,
+    /// Storage of keys and values: 16-bit floats, or q8: 8 bits, about half the memory [default: bf16; f16 on a GPU without bfloat16].
+    #[arg(long, alias = "kv", value_parser = kv_type())]
+    pub kv_type: Option<KvType>,
     /// Prompt tokens per forward pass [default: chosen by the engine].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536), value_name = "N",
           allow_negative_numbers = true)]
@@ -252,10 +252,17 @@ fn strategy() -> impl TypedValueParser<Value = Strategy> {
     PossibleValuesParser::new(Strategy::ALL.map(Strategy::name)).map(named)
 }
 
-/// A 16-bit float type by its name.
-fn half() -> impl TypedValueParser<Value = Half> {
-    let named = |name: String| Half::ALL.into_iter().find(|h| h.name() == name).expect("one of the names");
-    PossibleValuesParser::new(Half::ALL.map(Half::name)).map(named)
+/// A type of keys and values by its name; `q8_0` is what llama.cpp calls its own of 8 bits.
+pub fn kv_type() -> impl TypedValueParser<Value = KvType> {
+    let names = KvType::ALL.map(|t| {
+        let name = PossibleValue::new(t.name());
+        if t == KvType::Q8 { name.alias("q8_0") } else { name }
+    });
+    let named = |name: String| match name.as_str() {
+        "q8_0" => KvType::Q8,
+        name => KvType::ALL.into_iter().find(|t| t.name() == name).expect("one of the names"),
+    };
+    PossibleValuesParser::new(names).map(named)
 }
 
 /// Parses a number of bytes: `123`, `512M`, `6GiB`, `1.5g`. K, M, G, T are powers of 1024; with a `B` but no `i`, of

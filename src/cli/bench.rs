@@ -6,6 +6,7 @@ mod trace;
 use std::path::PathBuf;
 
 use tandem::Error;
+use tandem::cache::KvType;
 use tandem::engine::{Engine, NewTokens};
 use tandem::model::ModelSpec;
 use tandem::open::{Demand, Use};
@@ -176,7 +177,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     for &depth in args.depth.iter().filter(|_| gen_tokens > 0) {
         for &batch in &args.batch {
-            let row = decode(engine, batch as usize, depth as usize, gen_tokens, args.repeat as usize)?;
+            let mut row = decode(engine, batch as usize, depth as usize, gen_tokens, args.repeat as usize)?;
+            // All types of 16 bits take the same.
+            let kv = args.engine.kv_type.unwrap_or(KvType::BF16);
+            row.gb_s = gb_s(engine, &row, kv);
             if !args.json {
                 output::line(&row.line())?;
             }
@@ -253,22 +257,24 @@ fn decode(
         seqs.iter().for_each(|&s| engine.truncate(s, depth));
     }
     seqs.into_iter().for_each(|s| engine.remove(s));
-    let mut row = Row { kind: "decode", prompt: 0, gen_tokens, batch, depth, rates, gb_s: 0.0 };
-    let kv = batch as f64 * kv_bytes(engine.spec(), depth, gen_tokens);
-    let step_bytes = engine.bytes_per_step() as f64 + kv;
-    row.gb_s = step_bytes * row.spread().0 / batch as f64 / 1e9;
-    Ok(row)
+    Ok(Row { kind: "decode", prompt: 0, gen_tokens, batch, depth, rates, gb_s: 0.0 })
 }
 
-/// Bytes of keys and values (of 16 bits) that a step reads for one sequence, on average over `steps` steps from `depth`
+/// GB/s of weights, keys and values that the steps of a row have read.
+fn gb_s(engine: &Engine, row: &Row, kv: KvType) -> f64 {
+    let kv = row.batch as f64 * kv_bytes(engine.spec(), kv, row.depth, row.gen_tokens);
+    (engine.bytes_per_step() as f64 + kv) * row.spread().0 / row.batch as f64 / 1e9
+}
+
+/// Bytes of keys and values that a step reads for one sequence, on average over `steps` steps from `depth`
 /// tokens on: those of all earlier tokens and of the new one; in layers with a window, at most the window's.
-fn kv_bytes(spec: &ModelSpec, depth: usize, steps: usize) -> f64 {
+fn kv_bytes(spec: &ModelSpec, kv: KvType, depth: usize, steps: usize) -> f64 {
     let tokens = |layer: usize| {
         let window = spec.window_of(layer).unwrap_or(usize::MAX);
         (depth..depth + steps).map(|before| (before + 1).min(window)).sum::<usize>()
     };
     let tokens: usize = (0..spec.n_layers).map(tokens).sum();
-    (2 * 2 * spec.kv_dim() * tokens) as f64 / steps.max(1) as f64
+    (2 * spec.n_kv_heads * kv.head_bytes(spec.head_dim) * tokens) as f64 / steps.max(1) as f64
 }
 
 #[cfg(test)]
@@ -282,7 +288,7 @@ mod tests {
         let windowed = (0..spec.n_layers).filter(|&l| spec.window_of(l).is_some()).count();
         assert!(windowed > 0 && windowed < spec.n_layers, "both kinds of layers");
         let token = (2 * 2 * spec.kv_dim()) as f64;
-        let bytes = |depth, steps| kv_bytes(&spec, depth, steps) / token;
+        let bytes = |depth, steps| kv_bytes(&spec, KvType::F16, depth, steps) / token;
         assert_eq!(bytes(0, 1), spec.n_layers as f64);
         assert_eq!(bytes(0, 3), 2.0 * spec.n_layers as f64, "1, 2 and 3 tokens");
         let (far, whole) = (10 * window, spec.n_layers - windowed);

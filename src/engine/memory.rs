@@ -5,11 +5,11 @@ use std::collections::HashSet;
 use super::host::{Host, HostStep, HostWorkspace};
 use super::options::Options;
 use super::prepare::{Prepared, Units};
-use crate::cache::{KvGeometry, SeqRows};
+use crate::cache::{KvGeometry, KvType, SeqRows};
 use crate::host::memory_available;
 use crate::model::{Block, FeedForward, MatrixSpec, Mlp, ModelSpec, Weights};
 use crate::simd::linear::{ActsBytes, Linear, Mode};
-use crate::tensor::{DType, Half};
+use crate::tensor::DType;
 use crate::{Error, Result};
 
 /// Bytes of a run, by purpose.
@@ -213,7 +213,7 @@ fn attention_bytes(spec: &ModelSpec, options: &Options, rows: usize, threads: us
 }
 
 /// Geometry of the KV cache of a model.
-pub(super) fn geometry(spec: &ModelSpec, dtype: Half) -> KvGeometry {
+pub(super) fn geometry(spec: &ModelSpec, dtype: KvType) -> KvGeometry {
     KvGeometry { n_layers: spec.n_layers, n_kv_heads: spec.n_kv_heads, head_dim: spec.head_dim, dtype }
 }
 

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use crate::cache::KvGeometry;
+use crate::cache::KvType;
 use crate::host::NumaBinding;
 use crate::model::{ModelSpec, Position, Rope, RouterProfile};
 use crate::plan::StepTimes;
 use crate::program::Far;
 use crate::simd::Isa;
 use crate::simd::linear::Mode;
-use crate::tensor::Half;
 use crate::{Error, Result};
 
 /// Default number of prompt rows computed together: enough to be compute-bound on every tier, few enough that
@@ -34,7 +34,7 @@ pub struct Options {
     /// Whether results must not depend on batch composition and chunking.
     pub mode: Mode,
     /// Storage of keys and values.
-    pub kv_dtype: Half,
+    pub kv_dtype: KvType,
     /// Longest sequence, in tokens.
     pub context: usize,
     /// Most sequences at a time (each may grow to `context`, if there are pages).
@@ -76,7 +76,7 @@ impl Options {
             readers: None,
             isa,
             mode: Mode::Fast,
-            kv_dtype: Half::BF16,
+            kv_dtype: KvType::BF16,
             context,
             sequences: 1,
             pages: None,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::place::fit_types;
 use super::settings::Settings;
+use crate::cache::KvType;
 use crate::device::{self, Accelerator, Emulation, Kind};
 use crate::engine::{Options, Sizes};
 use crate::hardware::Hardware;
@@ -39,9 +40,12 @@ pub fn planned(
     let mut options = Options {
         sequences: request.batch as usize,
         logits: request.batch as usize,
+        kv_dtype: sizes.kv(),
         ..Options::new(Isa::selected()?, (request.prompt + request.gen_len) as usize)
     };
-    fit_types(&Settings::default(), &*accelerator, &mut options);
+    // What is not the default was asked for.
+    let kv_type = Some(sizes.kv()).filter(|&kv| kv != KvType::BF16);
+    fit_types(&Settings { kv_type, ..Settings::default() }, &*accelerator, &mut options)?;
     let dry = Dry { model, outline, accelerator, options, sized: RefCell::default() };
     // What is wrong with the tensors is said before anything is compared.
     dry.sizes(request.default_chunk())?;

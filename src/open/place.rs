@@ -18,6 +18,7 @@ use super::predict::{Subject, Use, router};
 use super::settings::{Settings, Strategy};
 use super::source::decimal;
 use super::{Requests, details};
+use crate::cache::KvType;
 use crate::device::{self, Accelerator, Clock, Kind, Rates, Runtime};
 use crate::engine::{Engine, Options, Prepared, Sizes};
 use crate::host::memory_available;
@@ -163,7 +164,7 @@ impl Model {
             threads: settings.threads,
             readers,
             mode: if settings.deterministic { Mode::Deterministic } else { Mode::Fast },
-            kv_dtype: settings.kv_type.unwrap_or(Half::BF16),
+            kv_dtype: settings.kv_type.unwrap_or(KvType::BF16),
             sequences: demand.sequences,
             logits: demand.logits,
             pages: demand.pages,
@@ -250,7 +251,7 @@ impl Place<'_> {
         let runs = |engine, decision, runtime| Planned::Runs((engine, decision, runtime));
         let runtime = Some(accelerator.runtime().clone());
         let mut on_device = self.options.clone();
-        fit_types(settings, &*accelerator, &mut on_device);
+        fit_types(settings, &*accelerator, &mut on_device)?;
         let name = kind.to_string();
         let (spec, weights) = (&self.model.loaded.spec, &self.model.loaded.weights);
         let Some(strategies) = settings.placements() else {
@@ -301,11 +302,28 @@ impl Place<'_> {
     }
 }
 
-/// Changes the type of keys and values to one that the accelerator supports.
-pub(super) fn fit_types(settings: &Settings, accelerator: &dyn Accelerator, options: &mut Options) {
+/// Changes the type of keys and values to one that the accelerator supports, unless it was asked for.
+///
+/// # Errors
+/// [`Error::Usage`] if it was, and the accelerator does not support it: nobody gets another type, or another device, than was asked
+/// for.
+pub(super) fn fit_types(
+    settings: &Settings,
+    accelerator: &dyn Accelerator,
+    options: &mut Options,
+) -> Result<()> {
     if settings.kv_type.is_none() && accelerator.activations_for(DType::BF16) != Some(Half::BF16) {
-        options.kv_dtype = Half::F16;
+        options.kv_dtype = KvType::F16;
     }
+    if !accelerator.stores(options.kv_dtype) {
+        return Err(Error::usage(format!(
+            "`kv_type` {}: {} does not support it yet; keep keys and values in 16 bits (leave the option out), or run on the CPU with \
+             `device` cpu",
+            options.kv_dtype.name(),
+            accelerator.runtime().info().name
+        )));
+    }
+    Ok(())
 }
 
 /// Runs `work`, and tells how many of its `total` bytes are done. Of short work nothing is told: a bar would only flicker.

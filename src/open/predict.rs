@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::basis::Basis;
 use super::settings::Settings;
+use crate::cache::KvType;
 use crate::device::{DeviceInfo, Kind};
 use crate::engine::{Options, Sizes};
 use crate::hardware::Hardware;
@@ -216,7 +217,8 @@ impl Subject<'_> {
 /// are alike to the clock, and so they are here.
 fn sized(settings: &Settings, model: &LoadedModel, progress: &dyn Progress) -> Result<plan::Sizes> {
     let LoadedModel { spec, weights, .. } = model;
-    let sizes = plan::Sizes::of_weights(spec, weights, Isa::selected()?);
+    let sizes = plan::Sizes::of_weights(spec, weights, Isa::selected()?)
+        .with_kv(settings.kv_type.unwrap_or(KvType::BF16));
     Ok(match router(model, progress) {
         Some(router) if settings.timed_machine().is_some() => sizes.with_most_used(&router),
         Some(router) => sizes.with_router(router),

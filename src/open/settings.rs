@@ -4,12 +4,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::Result;
+use crate::cache::KvType;
 use crate::device::Kind;
 use crate::hardware::Hardware;
 use crate::host::{NumaBinding, NumaWish, numa_nodes};
 use crate::plan::{Fixed, Strategy as System};
 use crate::program::Far;
-use crate::tensor::Half;
 
 /// How a model is to run. By default everything is left to the engine: the best device, the fastest placement that fits.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,7 +39,7 @@ pub struct Settings {
     /// Whether results may not depend on batch composition and chunking.
     pub deterministic: bool,
     /// Type of keys and values; `None`: bf16, or f16 on a device without it.
-    pub kv_type: Option<Half>,
+    pub kv_type: Option<KvType>,
     /// Rows of a prompt computed together; `None`: the engine's default.
     pub chunk: Option<usize>,
 }

@@ -233,7 +233,7 @@ impl<'a> OpCosts<'a> {
             Kind::Append { .. } => {
                 let elements = rows * 2 * spec.kv_dim() as u64;
                 let layer = op.layer.expect("keys and values belong to a layer") as usize;
-                costs.append(side, layer, rows, halved(F32 * elements, HALF * elements))
+                costs.append(side, layer, rows, halved(F32 * elements, rows * self.sizes.kv_token()))
             }
             Kind::Publish { .. } => costs.transfer(Direction::ToHost, self.link_bytes(op)),
             Kind::Attend { .. } => {

@@ -262,9 +262,10 @@ impl Predictor {
         self.append(costs, Side::Host, layer, scan.rows) + attend
     }
 
-    /// Keys and values of rows, read as f32 and written as 16 bits.
+    /// Keys and values of rows, read as f32 and written as they are stored.
     fn append(&self, costs: &dyn Costs, side: Side, layer: usize, rows: u64) -> f64 {
-        let bytes = 3 * rows * 2 * self.sizes.spec.kv_dim() as u64;
+        let read = 4 * 2 * self.sizes.spec.kv_dim() as u64;
+        let bytes = (rows * (read + self.sizes.kv_token())).div_ceil(2);
         costs.append(side, layer, rows, bytes).max(costs.launch(side))
     }
 

@@ -140,6 +140,21 @@ impl<'a> Roofline<'a> {
         }
     }
 
+    /// Seconds of [`Costs::attend`] if a token's keys and values take so many bytes in a layer.
+    pub fn attend_stored(&self, side: Side, scan: &Scan, kv_token: u64) -> f64 {
+        if scan.rows == 0 {
+            return 0.0;
+        }
+        let (p, memory) = self.rates(side);
+        let (q, heads) = (self.sizes.spec.q_dim() as u64, self.sizes.spec.n_heads as u64);
+        let kv = scan.kv_tokens * kv_token;
+        let read = if side == Side::Host { self.blended_read(kv) } else { memory };
+        let scores = if self.form == Form::Sum { scan.pairs * heads * ELEMENT } else { 0 };
+        let x = scan.rows * q * ELEMENT + scores;
+        let seconds = self.combine((4 * scan.pairs * q) as f64 / p, x as f64 / memory + kv as f64 / read);
+        seconds / self.attention_share(side) + self.beside_work(side, Launches::ATTEND)
+    }
+
     fn combine(&self, arithmetic: f64, memory: f64) -> f64 {
         match self.form {
             Form::Larger => arithmetic.max(memory),
@@ -188,7 +203,7 @@ impl<'a> Roofline<'a> {
                     Form::Larger => batch.pairs(block.window),
                     Form::Sum => batch.groups.iter().map(|g| g.total_rows() * (g.past + g.rows)).sum(),
                 };
-                let y = batch.tokens_read(block.window) * kv * ELEMENT;
+                let y = batch.tokens_read(block.window) * self.sizes.kv_token() / 2;
                 let x = match (sublayer, self.form) {
                     (Sublayer::Values, Form::Sum) => pairs * spec.n_heads as u64 * ELEMENT,
                     (Sublayer::Values, Form::Larger) => 0,
@@ -246,17 +261,7 @@ impl Costs for Roofline<'_> {
     }
 
     fn attend(&self, side: Side, _: usize, scan: &Scan) -> f64 {
-        if scan.rows == 0 {
-            return 0.0;
-        }
-        let (p, memory) = self.rates(side);
-        let (q, heads) = (self.sizes.spec.q_dim() as u64, self.sizes.spec.n_heads as u64);
-        let kv = scan.kv_tokens * self.sizes.kv_token();
-        let read = if side == Side::Host { self.blended_read(kv) } else { memory };
-        let scores = if self.form == Form::Sum { scan.pairs * heads * ELEMENT } else { 0 };
-        let x = scan.rows * q * ELEMENT + scores;
-        let seconds = self.combine((4 * scan.pairs * q) as f64 / p, x as f64 / memory + kv as f64 / read);
-        seconds / self.attention_share(side) + self.beside_work(side, Launches::ATTEND)
+        self.attend_stored(side, scan, self.sizes.kv_token())
     }
 
     fn head(&self, side: Side, rows: u64) -> f64 {

@@ -4,19 +4,20 @@
 //! W_attn = e·(d·h_a·d_h + 2·d·h_kv·d_h + h_a·d_h·d)      W_ffn = e·3·d·I (gated), e·2·d·I        (HELM §4.1, LIA §3)
 //! W_experts = e·3·d·I_e each; B rows read D(B) = E·(1 − (1 − k/E)^B) of E, each expert as likely as any other, or by the router's
 //! profile D(B) = Σ_e 1 − (1 − p_e)^B
-//! keys and values per token and layer = 2·h_kv·d_h·e      hidden row = d·e
+//! keys and values per token and layer = 2·h_kv·d_h·e, in 8 bits 2·h_kv·(d_h + 4)      hidden row = d·e
 //! ```
 
 use std::sync::Arc;
 
 use super::experts::SharesRead;
+use crate::cache::KvType;
 use crate::model::{self, Experts, FeedForward, Mlp, ModelSpec, Norm, Position, RouterProfile, Weights};
 use crate::program::{LayerPlacement, Residence, Side, Sublayer};
 use crate::simd::Isa;
 use crate::simd::linear::{Linear, Packed};
 use crate::tensor::Tensor;
 
-/// Bytes of an element of activations, keys and values, and of the weights of a model given by its sizes: bf16, f16.
+/// Bytes of an element of activations, and of the weights of a model given by its sizes: bf16, f16.
 pub const ELEMENT: u64 = 2;
 
 /// Bytes that an allocation on the device is rounded up to.
@@ -171,6 +172,8 @@ pub struct Sizes {
     pub shared_table: TwoSided,
     /// Whether both sides read a block in one layout, so that one copy in host memory serves both.
     pub one_layout: bool,
+    /// How keys and values are stored.
+    kv: KvType,
     /// Which experts rows read; `None`: each is as likely as any other.
     router: Option<Arc<SharesRead>>,
     /// For each layer with experts, choices of a row that fall on its 0, 1, 2... most used ones; `None`: each is as likely as any other.
@@ -359,6 +362,7 @@ impl Sizes {
             head: bytes(table + norm_width(spec)),
             shared_table: if spec.tied_head { bytes(table) } else { TwoSided::default() },
             one_layout: true,
+            kv: KvType::BF16,
             router: None,
             most_used: None,
         }
@@ -432,6 +436,7 @@ impl Sizes {
                 (true, true) => TwoSided { host: 0, device: table.device },
             },
             one_layout,
+            kv: KvType::BF16,
             router: None,
             most_used: None,
         }
@@ -481,9 +486,19 @@ impl Sizes {
         }
     }
 
-    /// Keys and values of a token in one layer.
+    /// The same with keys and values stored so; without it they have 16 bits.
+    pub fn with_kv(self, kv: KvType) -> Sizes {
+        Sizes { kv, ..self }
+    }
+
+    /// How keys and values are stored.
+    pub fn kv(&self) -> KvType {
+        self.kv
+    }
+
+    /// Bytes of the keys and values of a token in one layer.
     pub fn kv_token(&self) -> u64 {
-        2 * self.spec.kv_dim() as u64 * ELEMENT
+        (2 * self.spec.n_kv_heads * self.kv.head_bytes(self.spec.head_dim)) as u64
     }
 
     /// Bytes of `rows` rows of the residual stream as they cross the link.

@@ -93,8 +93,9 @@ pub fn block_time(
     let new_half = rows * spec.kv_dim() as u64 * ELEMENT;
     let stored_half = {
         let window = sizes.blocks[layer].window;
-        let all = batch.tokens_read(window) * spec.kv_dim() as u64 * ELEMENT;
-        all.saturating_sub(if batch.groups.iter().any(|g| g.causal) { new_half } else { 0 })
+        let all = batch.tokens_read(window) * sizes.kv_token() / 2;
+        let own = rows * sizes.kv_token() / 2;
+        all.saturating_sub(if batch.groups.iter().any(|g| g.causal) { own } else { 0 })
     };
     let mut previous = before;
     for sublayer in Sublayer::ALL {

@@ -58,12 +58,13 @@ fn plan_and_generate_agree() {
         let model = format!("synth:{model},layers={},seed=1", chance.of(&["3", "6", "12"]));
         let (prompt, answer) = (chance.between(1.0, 200.0) as usize, chance.between(1.0, 30.0) as usize);
         let cap = (chance.between(3e5, 3e7) as u64).to_string();
+        let kv = ["--kv-type", if case % 2 == 0 { "bf16" } else { "q8" }];
         let plan = |strategy: &str| {
             let (prompt, answer) = (prompt.to_string(), answer.to_string());
             let shape = ["--prompt-len", &prompt, "--gen-len", &answer, "--chunk", "512"];
             let args =
                 ["plan", "-m", &model, "--hardware", file.to_str().unwrap(), "--gpu-memory", &cap, "--json"];
-            let out = run(tandem(home.path()).args(args).args(shape).args(["--strategy", strategy]));
+            let out = run(tandem(home.path()).args(args).args(shape).args(kv).args(["--strategy", strategy]));
             out.status.success().then(|| json(&out))
         };
         let generate = |strategy: &str| {
@@ -81,7 +82,8 @@ fn plan_and_generate_agree() {
                 "--json",
             ];
             let words = "a".repeat(prompt);
-            let out = run(tandem(home.path()).args(args).args(["--strategy", strategy, "--raw", &words]));
+            let out =
+                run(tandem(home.path()).args(args).args(kv).args(["--strategy", strategy, "--raw", &words]));
             match out.status.success() {
                 true => Ok(json(&out)["plan"].clone()),
                 false => Err(stderr(&out)),

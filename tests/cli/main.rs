@@ -9,6 +9,7 @@ mod experts;
 mod generate;
 mod harmony;
 mod hybrid;
+mod kv_type;
 mod memory;
 mod models;
 mod plan;

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::support::models;
-use tandem::cache::{BlockTable, KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
+use tandem::cache::{BlockTable, KvGeometry, KvType, LayerKv, PAGE_TOKENS, PagePool};
 use tandem::engine::{
     Host, HostContext, HostSeq, HostStep, HostWorkspace, Layer, NewTokens, Options, Prepared, Residual,
 };
@@ -14,7 +14,7 @@ use tandem::program::Wants;
 use tandem::simd::Isa;
 use tandem::simd::attention::{AttnOut, Partial, merge_partials};
 use tandem::simd::linear::Mode;
-use tandem::tensor::{Half, Rows, RowsMut};
+use tandem::tensor::{Rows, RowsMut};
 
 const NAMES: [&str; 8] = [
     "tiny-llama,dtype=q4_k",
@@ -62,7 +62,7 @@ impl World {
             n_layers: spec.n_layers,
             n_kv_heads: spec.n_kv_heads,
             head_dim: spec.head_dim,
-            dtype: Half::BF16,
+            dtype: KvType::BF16,
         };
         World {
             host: Host::new(spec, isa, Mode::Deterministic, 2, spec.max_context).unwrap(),

@@ -9,6 +9,7 @@ use crate::support::models;
 use crate::support::sub_batches::{self, Moves};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use tandem::cache::KvType;
 use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::engine::{Engine, NewTokens, Options};
@@ -19,7 +20,6 @@ use tandem::program::{
 };
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
-use tandem::tensor::Half;
 
 /// Tokens of each text: seven pages and a part, several windows of the tiny models, and more than any step.
 const CONTEXT: usize = 230;
@@ -39,13 +39,13 @@ fn device() -> Arc<dyn Accelerator> {
 struct World {
     m: LoadedModel,
     isa: Isa,
-    kv: Half,
+    kv: KvType,
     texts: [Vec<u32>; 2],
     want: [Vec<f32>; 2],
 }
 
 impl World {
-    fn new(name: &str, dtype: &str, isa: Isa, kv: Half) -> World {
+    fn new(name: &str, dtype: &str, isa: Isa, kv: KvType) -> World {
         let m = load(&format!("synth:{name},dtype={dtype},seed=11,ctx={CONTEXT}")).unwrap();
         let text = |salt: usize| -> Vec<u32> {
             (0..CONTEXT).map(|i| (i * i * 31 + i * 7 + salt * 13 + 3) as u32 % m.spec.vocab as u32).collect()
@@ -281,7 +281,9 @@ fn any_mixture(spec: &ModelSpec) -> impl Strategy<Value = Place> + use<> {
 
 fn any_place_and_batch(name: &str, dtypes: &[&str], cases: u32) {
     for dtype in dtypes {
-        for (isa, kv) in [(Isa::best(), Half::BF16), (Isa::Reference, Half::F16)] {
+        for (isa, kv) in
+            [(Isa::best(), KvType::BF16), (Isa::best(), KvType::Q8), (Isa::Reference, KvType::F16)]
+        {
             let world = World::new(name, dtype, isa, kv);
             let accel = device();
             let places = match world.m.spec.experts {
@@ -311,7 +313,7 @@ fn prompts_that_end_together_have_the_same_bits() {
     let step = |rows| Act::Step { rows, second: [false; SEQUENCES], lanes: false, all: false };
     let acts = [step([13, 12, 15]), step([20, 1, 17]), step([1, 1, 1]), step([12, 27, 1])];
     for name in ["tiny-llama", "tiny-gemma3", "tiny-opt"] {
-        let world = World::new(name, "q8_0", Isa::best(), Half::BF16);
+        let world = World::new(name, "q8_0", Isa::best(), KvType::BF16);
         let (n, accel) = (world.m.spec.n_layers, device());
         for k in 0..n {
             for far in [None, Some(Far::Attend), Some(Far::Stream)] {
@@ -370,7 +372,7 @@ fn eight_times_the_devices_pages_have_the_same_bits() {
 #[test]
 fn cohorts_have_the_same_bits_over_any_layer_split() {
     for (name, dtype) in [("tiny-llama", "q8_0"), ("tiny-gemma3", "q4_k"), ("tiny-opt", "f32")] {
-        let world = World::new(name, dtype, Isa::best(), Half::BF16);
+        let world = World::new(name, dtype, Isa::best(), KvType::BF16);
         let (n, vocab) = (world.m.spec.n_layers, world.m.spec.vocab);
         let mut places: Vec<Placement> = (0..=n).map(|k| Placement::boundary(k, n, 0, 0)).collect();
         // The host's layers last, and every other one.
@@ -486,7 +488,7 @@ fn an_opt_has_the_same_bits_anywhere() {
 /// A machine of any temper: slow on either side, unpunctual, with little memory, with launches that are refused.
 #[test]
 fn no_temper_of_the_machine_changes_a_bit() {
-    let world = World::new("tiny-qwen3", "q8_0", Isa::best(), Half::BF16);
+    let world = World::new("tiny-qwen3", "q8_0", Isa::best(), KvType::BF16);
     let strategy = (Chaos::any(), any_place(world.m.spec.n_layers), prop::collection::vec(any_act(), 1..16));
     let planned = std::cell::Cell::new(0);
     let mut runner = TestRunner::new(Config { cases: 40, max_shrink_iters: 100, ..Config::default() });

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::support::gpu;
 use crate::support::models::dense_models;
 use crate::support::{models, naive_model, rounding};
+use tandem::cache::KvType;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::{Accelerator, TOP_K, on_kernels};
 use tandem::engine::{Engine, NewTokens, Options};
@@ -42,7 +43,7 @@ fn engine(m: &LoadedModel, options: &Options, accel: &Arc<dyn Accelerator>) -> E
 
 fn options(kv: Half, context: usize, sequences: usize) -> Options {
     let mut options = Options::new(Isa::Reference, context);
-    (options.kv_dtype, options.threads, options.sequences) = (kv, Some(2), sequences);
+    (options.kv_dtype, options.threads, options.sequences) = (kv.into(), Some(2), sequences);
     options
 }
 
@@ -297,6 +298,36 @@ fn recorded_steps_follow_a_growing_context() {
 
 fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// Keys and values in 8 bits are computed, by prompts and single tokens, or refused before anything is loaded.
+#[test]
+fn codes_of_8_bits_are_computed_or_refused() {
+    for (device, accel) in accelerators() {
+        for name in ["tiny-llama", "tiny-gemma3"] {
+            let m = load(&format!("synth:{name},dtype=f16,seed=7")).unwrap();
+            let o = Options { kv_dtype: KvType::Q8, ..options(Half::F16, TOKENS, 1) };
+            if !accel.stores(KvType::Q8) {
+                let spec = m.spec.clone();
+                let refused =
+                    Engine::on_accelerator(spec, &m.weights, &o, accel.clone(), "test", &|_| ()).err();
+                let e = refused.expect("not supported").to_string();
+                assert!(e.contains("keys and values in 8 bits are not supported"), "{device}: {e}");
+                continue;
+            }
+            let tokens = tokens(TOKENS, m.spec.vocab);
+            let want = naive_model::logits(&m.spec, &m.weights, KvType::Q8, &tokens);
+            let mut e = engine(&m, &o, &accel);
+            assert_eq!(e.placement().kv_type, "q8");
+            let got = feed(&mut e, &tokens, &[TOKENS - 4, 1, 1, 1, 1]);
+            let bound = rounding::accelerator(&m.spec, KvType::Q8, rounds_to_bf16(&m));
+            for (r, (g, w)) in got.chunks_exact(m.spec.vocab).zip(&want).enumerate() {
+                let w: Vec<f32> = w.iter().map(|&x| x as f32).collect();
+                let off = models::distance(g, &w).0;
+                assert!(off <= bound, "{device} {name}: row {r} is off by {off:.2e}, at most {bound:.2e}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -186,7 +186,7 @@ fn placements_on_kernels_give_the_models_logits() {
         let accel = on_kernels(runtime).expect("a runtime with kernels");
         let kv = gpu::kv(&accel, Half::BF16);
         let want = naive_model::logits(&m.spec, &m.weights, kv, &tokens);
-        let o = Options { kv_dtype: kv, ..options(40, 1) };
+        let o = Options { kv_dtype: kv.into(), ..options(40, 1) };
         for (what, placement) in named(m.spec.n_layers)
             .into_iter()
             .filter(|(what, _)| *what != "boundary")
@@ -234,7 +234,7 @@ fn any_placement(model: &str, cases: u32, bf16: bool) {
     let long = tokens(TOKENS, m.spec.vocab);
     let accel = gpu::an_accelerator();
     let (cases, kv) = (gpu::cases(&accel, cases), gpu::kv(&accel, Half::BF16));
-    let o = Options { kv_dtype: kv, ..options(TOKENS, 2) };
+    let o = Options { kv_dtype: kv.into(), ..options(TOKENS, 2) };
     let want = naive_model::logits(&m.spec, &m.weights, kv, &long);
     let (bound, vocab) = (bound(&m.spec, bf16), m.spec.vocab);
     let side = || prop_oneof![Just(Side::Host), Just(Side::Device)];

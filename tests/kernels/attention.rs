@@ -14,18 +14,21 @@
 //! * numerator and denominator each carry η, and chains of at most n + 2·(blocks + segments) roundings:
 //!   |δout| <= 2·(η + (n + 2·(blocks + segments))·u)·Σ w_t |v_t|, plus what exp's cut-off at e^-87 drops.
 //!
+//! * codes of 8 bits: a score is rounded once more when it is multiplied by its token's scale, and the oracle's key is (u each); so
+//!   are a weight and the oracle's value.
+//!
 //! Keys and values are compared as stored, so their rounding is not part of it.
 
 use std::ops::Range;
 
 use proptest::prelude::*;
-use tandem::cache::{KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
+use tandem::cache::{KvGeometry, KvType, LayerKv, PAGE_TOKENS, PagePool};
 use tandem::host::Pool;
 use tandem::simd::Isa;
 use tandem::simd::attention::{
     AttnOut, AttnPlan, AttnRows, AttnShape, Partial, PartialMut, SEGMENT, SeqRows, merge_partials,
 };
-use tandem::tensor::{Half, Rows, RowsMut};
+use tandem::tensor::{Rows, RowsMut};
 use tandem::{Error, reference};
 
 /// A small generator, so that a failing case is described by its seed.
@@ -70,7 +73,7 @@ struct World {
 }
 
 impl World {
-    fn new(shape: AttnShape, dtype: Half, lens: &[usize], k_scale: f32, rng: &mut Rng) -> World {
+    fn new(shape: AttnShape, dtype: KvType, lens: &[usize], k_scale: f32, rng: &mut Rng) -> World {
         let (hd, h_kv) = (shape.head_dim, shape.n_kv_heads);
         let n_pages: usize = lens.iter().map(|&n| KvGeometry::pages_for(n)).sum::<usize>() + 2;
         let geometry = KvGeometry { n_layers: 2, n_kv_heads: h_kv, head_dim: hd, dtype };
@@ -218,7 +221,8 @@ impl World {
         let see = self.visible(pos);
         let see = see.start.max(tokens.start)..see.end.min(tokens.end);
         let u = 2f64.powi(-24);
-        let rounded = matches!(isa, Isa::Avx512 | Isa::Amx) && kv.dtype() == Half::BF16;
+        let rounded = matches!(isa, Isa::Avx512 | Isa::Amx) && kv.dtype() != KvType::F16;
+        let scales = if kv.dtype().is_scaled() { 2.0 * u } else { 0.0 };
         let (b, p_exp) = if rounded { (2f64.powi(-9), 2f64.powi(-18)) } else { (0.0, 0.0) };
         for head in 0..sh.n_heads {
             let kv_head = head / (sh.n_heads / sh.n_kv_heads);
@@ -247,8 +251,8 @@ impl World {
             let merges = 1.0 + f64::from(u8::from(sink.is_some()));
             let cuts = (n / 64.0).ceil() + 1.0 + (n / SEGMENT as f64).ceil() + merges;
             let cap = if sh.softcap.is_some() { 7.0 * u } else { 0.0 };
-            let de = a_max * ((hd as f64 + 2.0) * u + b + cap);
-            let eta = (de + 3.0 * u * a_max).exp_m1() + 4.0 * u * (2.0 + cuts) + b + p_exp;
+            let de = a_max * ((hd as f64 + 2.0) * u + b + cap + scales);
+            let eta = (de + 3.0 * u * a_max).exp_m1() + 4.0 * u * (2.0 + cuts) + b + p_exp + scales;
             for d in 0..hd {
                 let (mut want, mut mass, mut biggest) = (0.0, 0.0, 0.0f64);
                 for (t, p) in see.clone().zip(&p) {
@@ -331,13 +335,12 @@ proptest! {
     fn every_tier_agrees_with_the_oracle(
         shape in a_shape(),
         lens in prop::collection::vec(a_length(), 1..4),
-        f16 in any::<bool>(),
+        dtype in prop::sample::select(KvType::ALL.to_vec()),
         sinks in any::<bool>(),
         k_scale in prop::sample::select(vec![0.1f32, 1.0, 4.0]),
         seed in any::<u64>(),
     ) {
         let mut rng = Rng(seed);
-        let dtype = if f16 { Half::F16 } else { Half::BF16 };
         let world = World::new(shape, dtype, &lens, k_scale, &mut rng);
         let world = if sinks { world.with_sinks(&mut rng) } else { world };
         // The last rows of each sequence, few enough for the oracle to stay quick.
@@ -362,12 +365,11 @@ proptest! {
         shape in a_shape(),
         len in a_length(),
         other in a_length(),
-        f16 in any::<bool>(),
+        dtype in prop::sample::select(KvType::ALL.to_vec()),
         sinks in any::<bool>(),
         seed in any::<u64>(),
     ) {
         let mut rng = Rng(seed);
-        let dtype = if f16 { Half::F16 } else { Half::BF16 };
         let world = World::new(shape, dtype, &[len, other], 1.0, &mut rng);
         let world = if sinks { world.with_sinks(&mut rng) } else { world };
         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -409,11 +411,10 @@ proptest! {
     fn partial_results_of_disjoint_tokens_merge_to_the_whole(
         shape in a_shape(),
         len in 2..700usize,
-        f16 in any::<bool>(),
+        dtype in prop::sample::select(KvType::ALL.to_vec()),
         seed in any::<u64>(),
     ) {
         let mut rng = Rng(seed);
-        let dtype = if f16 { Half::F16 } else { Half::BF16 };
         let world = World::new(shape, dtype, &[len], 1.0, &mut rng);
         let (width, n) = (world.width(), (1 + rng.below(6)).min(len));
         let rows = len - n..len;
@@ -452,7 +453,7 @@ proptest! {
 /// far above leaves nothing.
 #[test]
 fn a_sink_joins_once() {
-    let mut world = World::new(shape(2, 4, 64, None), Half::F16, &[3 * SEGMENT + 7], 0.0, &mut Rng(3));
+    let mut world = World::new(shape(2, 4, 64, None), KvType::F16, &[3 * SEGMENT + 7], 0.0, &mut Rng(3));
     let last = 3 * SEGMENT + 6;
     let attend = |world: &World, isa, threads| world.attend(isa, threads, &[(0, last, 1)]).remove(0);
     for isa in tiers() {
@@ -476,7 +477,7 @@ fn a_sink_joins_once() {
 #[test]
 #[should_panic(expected = "3 sinks, 8 heads")]
 fn sinks_of_other_heads_panic() {
-    let mut world = World::new(shape(2, 4, 64, None), Half::F16, &[5], 1.0, &mut Rng(3));
+    let mut world = World::new(shape(2, 4, 64, None), KvType::F16, &[5], 1.0, &mut Rng(3));
     world.sinks = vec![0.0; 3];
     world.attend(Isa::Reference, 1, &[(0, 4, 1)]);
 }
@@ -484,7 +485,7 @@ fn sinks_of_other_heads_panic() {
 /// Work items of some KV heads: the results of the others are somebody else's.
 #[test]
 fn heads_that_are_not_attended_stay_as_they_are() {
-    let world = World::new(shape(3, 2, 64, Some(100)), Half::BF16, &[600], 1.0, &mut Rng(5));
+    let world = World::new(shape(3, 2, 64, Some(100)), KvType::BF16, &[600], 1.0, &mut Rng(5));
     let width = world.width();
     for isa in tiers() {
         let whole = &world.attend(isa, 2, &[(0, 598, 2)])[0];
@@ -512,7 +513,7 @@ fn wide_groups_and_long_contexts_agree_with_the_oracle() {
         (shape(3, 3, 64, None), 4096 + 33),
         (shape(2, 4, 128, Some(1024)), 3000),
     ] {
-        for dtype in Half::ALL {
+        for dtype in KvType::ALL {
             let world = World::new(shape, dtype, &[len], 1.0, &mut Rng(7));
             for isa in tiers().into_iter().filter(|&i| i > Isa::Reference || len < 500) {
                 let rows = 3;
@@ -532,7 +533,7 @@ fn wide_groups_and_long_contexts_agree_with_the_oracle() {
 }
 
 /// One head of 16 dims whose scores and values are given.
-fn scripted(scores: &[f32], values: &[f32], dtype: Half) -> World {
+fn scripted(scores: &[f32], values: &[f32], dtype: KvType) -> World {
     let shape =
         AttnShape { n_heads: 1, n_kv_heads: 1, head_dim: 16, scale: 1.0, softcap: None, window: None };
     let mut world = World::new(shape, dtype, &[scores.len()], 1.0, &mut Rng(3));
@@ -550,7 +551,7 @@ fn scripted(scores: &[f32], values: &[f32], dtype: Half) -> World {
 #[test]
 fn the_papers_example_gives_24_2_however_split() {
     let (scores, values) = ([2.0, 4.0, 1.0, 0.0, 1.0, 2.0], [10.0, 30.0, 5.0, 2.0, 8.0, 12.0]);
-    for dtype in Half::ALL {
+    for dtype in KvType::ALL {
         for isa in tiers() {
             let whole = scripted(&scores, &values, dtype).attend(isa, 1, &[(0, 5, 1)]);
             assert!((whole[0][0] - 24.2).abs() < 0.1, "{isa}: {}", whole[0][0]);
@@ -585,21 +586,30 @@ fn the_papers_example_gives_24_2_however_split() {
 fn extreme_scores_neither_overflow_nor_leave_nan() {
     let inf = f32::INFINITY;
     for isa in tiers() {
-        for dtype in Half::ALL {
+        for dtype in KvType::ALL {
             // One score dwarfs the rest: the output is its value.
             let mut scores = vec![-3e4; 600];
             scores[37] = 3e4;
             let values: Vec<f32> = (0..600).map(|t| (t % 128) as f32).collect();
             let out = scripted(&scores, &values, dtype).attend(isa, 2, &[(0, 599, 1)]);
-            assert!(out[0].iter().all(|&x| x == 37.0), "{isa} {}: {:?}", dtype.name(), &out[0][..4]);
+            // Of codes the one weight, 1, is rounded to bf16 with its scale, and the scale was rounded.
+            let off = if dtype.is_scaled() { 2f32.powi(-8) } else { 0.0 };
+            let near = |x: f32| (x - 37.0).abs() <= off * 37.0;
+            assert!(out[0].iter().all(|&x| near(x)), "{isa} {}: {:?}", dtype.name(), &out[0][..4]);
             // −∞ hides a token.
             let mut scores = vec![-inf; 600];
             scores[550] = 1.0;
             let out = scripted(&scores, &values, dtype).attend(isa, 2, &[(0, 599, 1)]);
-            assert!(out[0].iter().all(|&x| x == (550 % 128) as f32), "{isa} {}", dtype.name());
-            // Nothing but −∞: nothing is attended, the output is 0 and not NaN.
-            let out = scripted(&[-inf; 70], &[1.0; 70], dtype).attend(isa, 1, &[(0, 69, 1)]);
-            assert!(out[0].iter().all(|&x| x == 0.0), "{isa} {}: {:?}", dtype.name(), &out[0][..4]);
+            if dtype.is_scaled() {
+                // Codes have no infinity: such a key is no number, and neither is what attends it.
+                assert!(out[0].iter().all(|x| x.is_nan()), "{isa}: {:?}", &out[0][..4]);
+            } else {
+                let want = (550 % 128) as f32;
+                assert!(out[0].iter().all(|&x| x == want), "{isa} {}", dtype.name());
+                // Nothing but −∞: nothing is attended, the output is 0 and not NaN.
+                let out = scripted(&[-inf; 70], &[1.0; 70], dtype).attend(isa, 1, &[(0, 69, 1)]);
+                assert!(out[0].iter().all(|&x| x == 0.0), "{isa} {}: {:?}", dtype.name(), &out[0][..4]);
+            }
             // A window of 0 tokens sees nothing, at segment edges too.
             let mut world = scripted(&[1.0; 520], &[1.0; 520], dtype);
             world.shape.window = Some(0);
@@ -615,7 +625,7 @@ fn equal_values_come_out_unchanged() {
     for isa in tiers() {
         let mut rng = Rng(11);
         let scores: Vec<f32> = (0..700).map(|_| rng.normal() * 3.0).collect();
-        let out = scripted(&scores, &[1.0; 700], Half::BF16).attend(isa, 2, &[(0, 699, 1)]);
+        let out = scripted(&scores, &[1.0; 700], KvType::BF16).attend(isa, 2, &[(0, 699, 1)]);
         assert!(out[0].iter().all(|x| (x - 1.0).abs() < 700.0 * 2f32.powi(-24)), "{isa}: {:?}", &out[0][..4]);
     }
 }
@@ -623,7 +633,7 @@ fn equal_values_come_out_unchanged() {
 #[test]
 fn the_reference_segment_agrees_with_the_oracle() {
     let shape = shape(2, 2, 64, None);
-    let world = World::new(shape, Half::BF16, &[100], 1.0, &mut Rng(5));
+    let world = World::new(shape, KvType::BF16, &[100], 1.0, &mut Rng(5));
     let mut out = vec![0.0; world.width()];
     let mut o = vec![0.0; 64];
     for head in 0..4 {
@@ -656,7 +666,7 @@ fn shapes_that_kernels_do_not_cover_are_typed_errors() {
 
 #[test]
 fn an_empty_step_is_no_work() {
-    let world = World::new(shape(1, 1, 16, None), Half::BF16, &[1], 1.0, &mut Rng(1));
+    let world = World::new(shape(1, 1, 16, None), KvType::BF16, &[1], 1.0, &mut Rng(1));
     let none = SeqRows { pages: &[], first_pos: 0, n_rows: 0, row0: 0 };
     let mut plan = AttnPlan::new(&world.shape, &[none], 2).unwrap();
     plan.run(&Pool::new(2), Isa::best(), &world.kv(), &[], &mut []);

@@ -98,7 +98,7 @@ fn compare(what: &str, m: &LoadedModel, case: &Case, f: &Fixture) -> Vec<String>
     let mut failures = Vec::new();
     for isa in models::tiers() {
         let mut options = Options::new(isa, f.tokens.len());
-        (options.kv_dtype, options.threads) = (Half::F16, Some(1));
+        (options.kv_dtype, options.threads) = (Half::F16.into(), Some(1));
         let mut engine = models::engine(m, &options);
         let seq = engine.add();
         let vocab = m.spec.vocab;

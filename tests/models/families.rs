@@ -1,6 +1,7 @@
 //! Every family and every switch of a spec against a forward pass in f64 that has no cache and no kernels.
 
 use crate::support::{models, naive_model, rounding};
+use tandem::cache::KvType;
 use tandem::engine::{NewTokens, Options};
 use tandem::model::{
     Experts, LoadedModel, ModelSpec, Position, Rope, RopePairing, RopeScaling, RouterWeights, load,
@@ -25,7 +26,7 @@ fn check(name: &str, m: &LoadedModel, of: &dyn Fn(Isa) -> bool) -> Vec<String> {
     let vocab = m.spec.vocab;
     let n = tokens_of(&m.spec);
     let tokens = tokens(n, vocab);
-    for kv in Half::ALL {
+    for kv in KvType::ALL {
         let want: Vec<f32> = naive_model::logits(&m.spec, &m.weights, kv, &tokens)
             .into_iter()
             .flatten()
@@ -47,7 +48,7 @@ fn check(name: &str, m: &LoadedModel, of: &dyn Fn(Isa) -> bool) -> Vec<String> {
                     let input = NewTokens { id: seq, tokens: step, wants: Wants::All };
                     got.extend_from_slice(e.forward(&[input]).unwrap());
                 }
-                let products = kv == Half::BF16 && isa >= Isa::Avx512;
+                let products = kv != KvType::F16 && isa >= Isa::Avx512;
                 let bound = rounding::cpu(&m.spec, kv, products);
                 let worst = got
                     .chunks_exact(vocab)
@@ -82,8 +83,8 @@ pub fn decided(name: &str, bf16_dots: bool, change: &dyn Fn(&mut ModelSpec)) -> 
         let mut m = load(&format!("synth:{name},dtype=f32,seed={seed}")).unwrap();
         change(&mut m.spec);
         let tokens = tokens(tokens_of(&m.spec), m.spec.vocab);
-        let is_clear = Half::ALL.iter().all(|&kv| {
-            let bound = rounding::cpu(&m.spec, kv, kv == Half::BF16 && bf16_dots);
+        let is_clear = KvType::ALL.iter().all(|&kv| {
+            let bound = rounding::cpu(&m.spec, kv, kv != KvType::F16 && bf16_dots);
             naive_model::closest_choice(&m.spec, &m.weights, kv, &tokens) > 2.0 * bound
         });
         if m.spec.experts.is_none() || is_clear {

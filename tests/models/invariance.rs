@@ -3,12 +3,12 @@
 
 use crate::support::{models, rounding};
 use tandem::Error;
+use tandem::cache::KvType;
 use tandem::engine::{Engine, NewTokens, Options};
 use tandem::model::{LoadedModel, load};
 use tandem::program::{RequestId, Wants};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
-use tandem::tensor::Half;
 
 /// Two pages and a bit, beyond the windows of the tiny models.
 const TOKENS: usize = 67;
@@ -186,7 +186,7 @@ fn every_tier_and_cache_type_repeats_what_was_forgotten() {
     for family in FAMILIES {
         let m = load(&format!("synth:{family},dtype=q4_k,seed=5")).unwrap();
         for isa in models::tiers() {
-            for kv in Half::ALL {
+            for kv in KvType::ALL {
                 let mut o = options(isa, Mode::Deterministic, 2);
                 o.kv_dtype = kv;
                 let mut e = models::engine(&m, &o);

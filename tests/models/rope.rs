@@ -105,7 +105,7 @@ fn naive(m: &LoadedModel, f: &Fixture) -> Vec<Vec<f32>> {
 
 fn engine(m: &LoadedModel, f: &Fixture, isa: Isa) -> Vec<Vec<f32>> {
     let mut options = Options::new(isa, f.tokens.len());
-    (options.kv_dtype, options.threads) = (Half::F16, Some(1));
+    (options.kv_dtype, options.threads) = (Half::F16.into(), Some(1));
     let mut engine = models::engine(m, &options);
     let seq = engine.add();
     // A prompt, and then single tokens.

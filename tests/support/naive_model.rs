@@ -4,31 +4,36 @@
 use std::cell::{Cell, RefCell};
 
 use half::{bf16, f16};
+use tandem::cache::KvType;
 use tandem::model::{
     Experts, Ffn, ModelSpec, Norm, Position, QkNorm, Rope, RopePairing, RopeScaling, RouterWeights, Weights,
 };
 use tandem::reference::dequant::dequantise;
-use tandem::tensor::Half;
 
 type Rows = Vec<Vec<f64>>;
 
 /// The logits after each of `tokens`, in a context that they fill. Keys and values are rounded to `kv`, as a cache would store them: that
 /// is part of what the engine computes, not an error of it.
-pub fn logits(spec: &ModelSpec, weights: &Weights, kv: Half, tokens: &[u32]) -> Rows {
-    Naive::new(spec, weights, kv).run(tokens)
+pub fn logits(spec: &ModelSpec, weights: &Weights, kv: impl Into<KvType>, tokens: &[u32]) -> Rows {
+    Naive::new(spec, weights, kv.into()).run(tokens)
 }
 
 /// By how much the last chosen expert leads the next, at least, in standard deviations of the router's logits. Where the lead
 /// is smaller than what a computation rounds, it may choose another expert and still be right.
-pub fn closest_choice(spec: &ModelSpec, weights: &Weights, kv: Half, tokens: &[u32]) -> f64 {
-    let naive = Naive::new(spec, weights, kv);
+pub fn closest_choice(spec: &ModelSpec, weights: &Weights, kv: impl Into<KvType>, tokens: &[u32]) -> f64 {
+    let naive = Naive::new(spec, weights, kv.into());
     naive.run(tokens);
     naive.closest.get()
 }
 
 /// The experts that each of `tokens` chooses in each layer; none in dense ones.
-pub fn choices(spec: &ModelSpec, weights: &Weights, kv: Half, tokens: &[u32]) -> Vec<Vec<Vec<usize>>> {
-    let naive = Naive::new(spec, weights, kv);
+pub fn choices(
+    spec: &ModelSpec,
+    weights: &Weights,
+    kv: impl Into<KvType>,
+    tokens: &[u32],
+) -> Vec<Vec<Vec<usize>>> {
+    let naive = Naive::new(spec, weights, kv.into());
     naive.run(tokens);
     naive.chosen.into_inner()
 }
@@ -36,14 +41,14 @@ pub fn choices(spec: &ModelSpec, weights: &Weights, kv: Half, tokens: &[u32]) ->
 struct Naive<'a> {
     spec: &'a ModelSpec,
     weights: &'a Weights,
-    kv: Half,
+    kv: KvType,
     closest: Cell<f64>,
     /// By layer, the choices of each row.
     chosen: RefCell<Vec<Vec<Vec<usize>>>>,
 }
 
 impl<'a> Naive<'a> {
-    fn new(spec: &'a ModelSpec, weights: &'a Weights, kv: Half) -> Naive<'a> {
+    fn new(spec: &'a ModelSpec, weights: &'a Weights, kv: KvType) -> Naive<'a> {
         let chosen = RefCell::new(vec![Vec::new(); spec.n_layers]);
         Naive { spec, weights, kv, closest: Cell::new(f64::INFINITY), chosen }
     }
@@ -129,11 +134,16 @@ impl Naive<'_> {
                 }
             }
         }
-        for x in k.iter_mut().chain(&mut v).flatten() {
-            *x = match self.kv {
-                Half::BF16 => bf16::from_f64(*x).to_f64(),
-                Half::F16 => f16::from_f64(*x).to_f64(),
-            };
+        for head in k.iter_mut().chain(&mut v).flat_map(|row| row.chunks_exact_mut(hd)) {
+            let scale = head.iter().fold(0.0, |most: f64, x| most.max(x.abs())) / 127.0;
+            for x in head {
+                *x = match self.kv {
+                    KvType::BF16 => bf16::from_f64(*x).to_f64(),
+                    KvType::F16 => f16::from_f64(*x).to_f64(),
+                    KvType::Q8 if scale == 0.0 => 0.0,
+                    KvType::Q8 => scale * (*x / scale).round_ties_even(),
+                };
+            }
         }
         let sinks = s.sinks.then(|| self.tensor(&format!("blk.{layer}.attn_sinks.weight")).unwrap());
         let mut out: Rows = vec![vec![0.0; s.q_dim()]; x.len()];

@@ -2,27 +2,35 @@
 //! likeliest tokens must therefore agree. In standard deviations of a row's logits, root mean square over the row, for
 //! the worst of some 70 rows, which gets four times what is expected of one.
 
+use tandem::cache::KvType;
 use tandem::model::{LoadedModel, ModelSpec};
 use tandem::simd::Isa;
-use tandem::tensor::{DType, Half};
+use tandem::tensor::DType;
+
+/// Unit roundoff of stored keys and values, half of the distance between neighbours. Codes are 1/127 of the largest of a head apart,
+/// itself about 2.4 standard deviations of 64.
+fn stored(kv: KvType) -> f64 {
+    match kv {
+        KvType::BF16 => 2f64.powi(-9),
+        KvType::F16 => 2f64.powi(-11),
+        KvType::Q8 => 0.5 * 2.4 / 127.0,
+    }
+}
 
 /// Of a CPU tier whose matrices see activations in f32, from exact arithmetic.
 ///
 /// f32 arithmetic alone: a dot product of n = 768 terms is off by about √n·2⁻²⁴ = 1.7e-6 of its size. But where
 /// that error e moves a key or value across a rounding boundary of the cache (of spacing 2u for a unit
 /// roundoff u), it becomes a whole 2u: a share e/2u of the elements, so √(e/2u)·2u = √(2eu) root mean square.
-/// That is 8e-5 for bf16 (u = 2⁻⁹) and 4e-5 for f16 (u = 2⁻¹¹).
-/// Kernels with bf16 dot products also round q and the probabilities: u/√3 each, 1.6e-3 together.
+/// That is 8e-5 for bf16 (u = 2⁻⁹), 4e-5 for f16 (u = 2⁻¹¹) and 2e-4 for codes of 8 bits.
+/// Kernels with bf16 dot products also round q and the probabilities: 2⁻⁹/√3 each, 1.6e-3 together.
 /// A layer adds independent errors of that size to keys, values and scores: √(3L) of them. That is what a row
 /// is expected to be off by; the worst of 70 rows, of which the first average over few keys, gets four of it.
 /// tests/models/families.rs shows what this still catches.
-pub fn cpu(spec: &ModelSpec, kv: Half, bf16_products: bool) -> f64 {
-    let u = match kv {
-        Half::BF16 => 2f64.powi(-9),
-        Half::F16 => 2f64.powi(-11),
-    };
+pub fn cpu(spec: &ModelSpec, kv: impl Into<KvType>, bf16_products: bool) -> f64 {
+    let u = stored(kv.into());
     let e = 768f64.sqrt() * 2f64.powi(-24);
-    let products = if bf16_products { u * (2.0f64 / 3.0).sqrt() } else { 0.0 };
+    let products = if bf16_products { 2f64.powi(-9) * (2.0f64 / 3.0).sqrt() } else { 0.0 };
     4.0 * (3.0 * spec.n_layers as f64).sqrt() * ((2.0 * e * u).sqrt() + products + e)
 }
 
@@ -31,11 +39,9 @@ pub fn cpu(spec: &ModelSpec, kv: Half, bf16_products: bool) -> f64 {
 /// As [`cpu`], and each layer rounds its keys and its values to `kv`, of unit roundoff u. That moves values by u/√3 of
 /// their size, root mean square, and scores by u/√3 of their standard deviation `scores`, which moves the weights as
 /// much: √(1 + scores²) of such errors a layer, of L layers; the worst row gets four times that.
-pub fn cpu_and_cache(spec: &ModelSpec, kv: Half, scores: f64) -> f64 {
-    let u = match kv {
-        Half::BF16 => 2f64.powi(-9),
-        Half::F16 => 2f64.powi(-11),
-    };
+pub fn cpu_and_cache(spec: &ModelSpec, kv: impl Into<KvType>, scores: f64) -> f64 {
+    let kv = kv.into();
+    let u = stored(kv);
     cpu(spec, kv, false) + 4.0 * ((1.0 + scores * scores) * spec.n_layers as f64).sqrt() * u / 3f64.sqrt()
 }
 
@@ -59,11 +65,15 @@ pub fn activations(m: &LoadedModel, isa: Isa) -> f64 {
 /// As for a CPU, but what enters every matrix is rounded to 16 bits: with unit roundoff u (2⁻⁸ for
 /// bfloat16, 2⁻¹¹ for f16), u/√3 root mean square of a value. A layer rounds the inputs of q|k|v (which moves q, k
 /// and v), q, k and v themselves, the probabilities, attention's output, and the inputs of up and down: seven
-/// independent errors of that size, so √(7L) of them; the worst of 70 rows gets four times that.
-pub fn accelerator(spec: &ModelSpec, kv: Half, bf16: bool) -> f64 {
+/// independent errors of that size, so √(7L) of them; the worst of 70 rows gets four times that. Keys and values in codes of 8 bits
+/// become other codes by such an error e, which is √(2eu) each, as in [`cpu`].
+pub fn accelerator(spec: &ModelSpec, kv: impl Into<KvType>, bf16: bool) -> f64 {
     let u = |bf16: bool| if bf16 { 2f64.powi(-8) } else { 2f64.powi(-11) };
-    let widest = u(bf16 || kv == Half::BF16);
-    4.0 * (7.0 * spec.n_layers as f64).sqrt() * widest / 3f64.sqrt()
+    let kv = kv.into();
+    let e = u(bf16 || kv == KvType::BF16) / 3f64.sqrt();
+    let codes = if kv.is_scaled() { (2.0 * e * stored(kv)).sqrt() } else { 0.0 };
+    let layers = spec.n_layers as f64;
+    4.0 * ((7.0 * layers).sqrt() * e + (2.0 * layers).sqrt() * codes)
 }
 
 /// The likeliest token, by how much it leads the second, and the standard deviation of the logits.

@@ -10,12 +10,13 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
+use tandem::cache::KvType;
 use tandem::host::NumaWish;
 use tandem::plan::{Candidate, Costs, Hardware, Plan, Request, Roofline, Sizes, Strategy, plan_with};
 use tandem::profile::Tables;
 use tandem::{Error, atomic_file};
 
-use super::args::{FixedArgs, size};
+use super::args::{FixedArgs, kv_type, size};
 use super::{figures, output, progress};
 
 /// Predicts how a model would run on a machine: candidates, times, memory on each side, and why the winner won.
@@ -45,6 +46,9 @@ pub struct Args {
     /// Most memory to use on the GPU, like 6GiB [default: all but 0.5 GB].
     #[arg(long, value_parser = size, value_name = "SIZE", allow_hyphen_values = true)]
     pub gpu_memory: Option<u64>,
+    /// Storage of keys and values: 16-bit floats, or q8: 8 bits, about half the memory.
+    #[arg(long, alias = "kv", value_parser = kv_type(), default_value = KvType::BF16.name())]
+    pub kv_type: KvType,
     /// Memory nodes for weights on the host, page by page over several: numbers of [[node]] in the machine's description, or
     /// interleave for all; 0 is the CPU's own memory [default: the CPU's own memory, where they fit, else the other nodes].
     #[arg(long, value_name = "NODES|interleave", allow_hyphen_values = true)]
@@ -103,6 +107,8 @@ struct Report<'a> {
     prompt_len: u64,
     gen_len: u64,
     batch: u64,
+    /// How keys and values are stored.
+    kv_type: &'a str,
     /// Source of the times: `tables` or `roofline`.
     times: &'a str,
     /// Source of how often each expert is chosen: `uniform`, or a file; null of a dense model.
@@ -131,6 +137,7 @@ pub fn run(args: &Args) -> Result<()> {
     args.fixed.fixed().check_strategy(strategy.name())?;
     let subject =
         inputs::Subject::of(args.spec.as_deref(), args.model.as_deref(), args.router_profile.as_deref())?;
+    let subject = inputs::Subject { sizes: subject.sizes.with_kv(args.kv_type), ..subject };
     let sizes = &subject.sizes;
     let (hardware, tables) =
         tandem::open::hardware(&args.hardware, subject.identity(), &progress::Stderr::default())?;
@@ -202,6 +209,7 @@ pub fn run(args: &Args) -> Result<()> {
         prompt_len: request.prompt,
         gen_len: request.gen_len,
         batch: request.batch,
+        kv_type: args.kv_type.name(),
         times: if tables.is_some() { "tables" } else { "roofline" },
         router: subject.router.as_deref(),
         candidates: &found.candidates,

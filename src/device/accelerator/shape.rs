@@ -1,6 +1,6 @@
 //! The sizes of a model and its steps from which an accelerator sizes memory.
 
-use crate::cache::PAGE_TOKENS;
+use crate::cache::KvType;
 use crate::model::{Experts, Ffn, ModelSpec, Norm, Position, QkNorm, RopePairing, RouterWeights};
 use crate::simd::Isa;
 use crate::tensor::Half;
@@ -44,8 +44,8 @@ pub struct Shape {
     pub logit_softcap: Option<f32>,
     /// Type of normed activations.
     pub act: Half,
-    /// Type of queries, keys and values.
-    pub kv: Half,
+    /// Type of keys and values in pages; until they are there, and queries, are of its [`KvType::half`].
+    pub kv: KvType,
     /// If set, results have the bits that this CPU tier computes in deterministic mode, whatever the batch and wherever
     /// the rest is computed. Values that are otherwise 16 bits wide are then f32, except keys and values.
     /// [`Accelerator::check`](super::Accelerator::check) returns an error if the accelerator cannot do so.
@@ -54,7 +54,7 @@ pub struct Shape {
 
 impl Shape {
     /// The shape of a model, with activations and keys and values of these types.
-    pub fn of(spec: &ModelSpec, act: Half, kv: Half) -> Shape {
+    pub fn of(spec: &ModelSpec, act: Half, kv: impl Into<KvType>) -> Shape {
         let (rope_dim, pairing) = match &spec.position {
             Position::Rope(r) => (r.dim, r.pairing),
             Position::Learned { .. } => (0, RopePairing::Half),
@@ -78,7 +78,7 @@ impl Shape {
             window: spec.window.as_ref().map(|w| w.size),
             logit_softcap: spec.logit_softcap,
             act,
-            kv,
+            kv: kv.into(),
             exact: None,
         }
     }
@@ -109,7 +109,7 @@ impl Shape {
     }
     /// Bytes of one page of one layer.
     pub fn page_bytes(&self) -> usize {
-        self.n_kv_heads * 2 * PAGE_TOKENS * self.head_dim * 2
+        self.n_kv_heads * 2 * self.kv.part_bytes(self.head_dim)
     }
 }
 

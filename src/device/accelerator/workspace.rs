@@ -391,6 +391,7 @@ impl Residual {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::KvType;
     use crate::device::accelerator::ExpertShape;
     use crate::model::{Ffn, Norm, RopePairing, RouterWeights};
     use crate::tensor::Half;
@@ -418,7 +419,7 @@ mod tests {
             window: None,
             logit_softcap: None,
             act: Half::F16,
-            kv: Half::BF16,
+            kv: KvType::BF16,
             exact: None,
         }
     }

@@ -84,7 +84,7 @@ pub(super) struct PageMoves {
 
 impl PageMoves {
     fn bytes(&self) -> usize {
-        2 * self.page.len()
+        self.page.bytes()
     }
 
     /// Each page of each layer, with its spans on the device and on the host.
@@ -101,17 +101,17 @@ impl PageMoves {
     /// As [`Op::run`], for the spans of all pages.
     unsafe fn run(&self) {
         for (page, spans) in self.each() {
-            let [device, host] = spans.map(|s| s.ptr.0 as *mut u16);
-            self.page.each(|token, d, h| {
+            let [device, host] = spans.map(|s| s.ptr.0 as *mut u8);
+            self.page.each(|token, d, h, len| {
                 let there = token < page.tokens as usize;
-                // SAFETY: both indices are below the page's elements; both pages were found allocated when this was
+                // SAFETY: all of these bytes are the pages'; both pages were found allocated when this was
                 // enqueued, and the caller promises that nobody uses them.
                 unsafe {
                     match (self.to_host, there) {
-                        (true, true) => host.add(h).write_unaligned(device.add(d).read_unaligned()),
-                        (true, false) => host.add(h).write_unaligned(0),
-                        (false, true) => device.add(d).write_unaligned(host.add(h).read_unaligned()),
-                        (false, false) => device.add(d).write_unaligned(0),
+                        (true, true) => host.add(h).copy_from_nonoverlapping(device.add(d), len),
+                        (true, false) => host.add(h).write_bytes(0, len),
+                        (false, true) => device.add(d).copy_from_nonoverlapping(host.add(h), len),
+                        (false, false) => device.add(d).write_bytes(0, len),
                     }
                 }
             });

@@ -131,7 +131,7 @@ fn copied(p: &Probe, piece: usize) -> Result<Worst> {
 /// Pages of the host's cache to the device, where each element is where its layout says, and back.
 fn pages(p: &Probe, half: Half) -> Result<Worst> {
     let (heads, hd, n) = (2, 64, 2);
-    let geometry = KvGeometry { n_layers: 1, n_kv_heads: heads, head_dim: hd, dtype: half };
+    let geometry = KvGeometry { n_layers: 1, n_kv_heads: heads, head_dim: hd, dtype: half.into() };
     let mut pool = PagePool::new(geometry, n)?;
     let ids = [pool.alloc()?, pool.alloc()?];
     for token in 0..n * PAGE_TOKENS {

@@ -214,10 +214,9 @@ impl SequenceKv {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::KvGeometry;
-    use crate::tensor::Half;
+    use crate::cache::{KvGeometry, KvType};
 
-    const G: KvGeometry = KvGeometry { n_layers: 2, n_kv_heads: 1, head_dim: 16, dtype: Half::BF16 };
+    const G: KvGeometry = KvGeometry { n_layers: 2, n_kv_heads: 1, head_dim: 16, dtype: KvType::BF16 };
 
     #[test]
     fn room_is_made_on_all_sides_or_on_none() {

@@ -1,6 +1,6 @@
 //! The host's side of a mailbox: rows that the device has published, and what the host answers.
 //!
-//! Rows are 16 bits wide on the link. Keys and values go from there into pages of the same type as they are; queries are widened
+//! Rows are 16 bits wide on the link. Keys and values go from there into pages as they are, or are quantised on the way; queries are widened
 //! for attention, and its results rounded, by all workers if there are enough rows. With exact results all of them are f32.
 
 use std::ops::Range;
@@ -62,7 +62,7 @@ impl Mail<'_> {
     /// # Safety
     /// The device has published the rows and writes none of them meanwhile.
     pub unsafe fn queries(&self, pool: &Pool, to: RowsMut<'_>) {
-        let (qd, kv) = (self.shape.q_dim(), self.shape.kv);
+        let (qd, half) = (self.shape.q_dim(), self.shape.kv.half());
         if self.shape.exact.is_some() {
             // SAFETY: the caller's promise; exact results are f32.
             let q = unsafe { self.rows::<f32>(0, qd) };
@@ -70,7 +70,7 @@ impl Mail<'_> {
         }
         // SAFETY: the caller's promise.
         let q = unsafe { self.rows::<u16>(0, qd) };
-        each_row(pool, to, qd, |r, to| kv.widen(q.row(r), to));
+        each_row(pool, to, qd, |r, to| half.widen(q.row(r), to));
     }
 
     /// Stores the keys and values of all rows in the pages of `rows`, rows of the step.

@@ -2,15 +2,15 @@ use super::super::forward::NewTokens;
 use super::super::kv::KvStore;
 use super::super::step::repeats;
 use super::*;
+use crate::cache::KvType;
 use crate::model::load;
 use crate::program::{RequestId, Side, Wants};
 use crate::simd::Isa;
-use crate::tensor::Half;
 
 /// An engine on a machine that computes nothing and fails at step `fails`.
 fn engine(n_pages: usize, fails: Option<usize>) -> Engine {
     let spec = load("synth:tiny-llama,dtype=f32,seed=1").unwrap().spec;
-    let geometry = super::super::memory::geometry(&spec, Half::BF16);
+    let geometry = super::super::memory::geometry(&spec, KvType::BF16);
     let kv = KvStore::all(Side::Host, geometry, n_pages).unwrap();
     let options = Options { chunk: 40, ..Options::new(Isa::Reference, spec.max_context) };
     let machine = RealMachine::pretending(&spec, kv, fails);

@@ -9,13 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use crate::cache::{KvGeometry, PAGE_TOKENS, PagePool};
+use crate::cache::{KvGeometry, KvType, PAGE_TOKENS, PagePool};
 use crate::device::{Buffer, Lane, Runtime};
 use crate::host::{Pool, unpin_current_thread};
 use crate::profile::sample::{Effort, Samples, sample, timed};
 use crate::simd::Isa;
 use crate::simd::attention::{AttnPlan, AttnShape, SeqRows};
-use crate::tensor::Half;
 use crate::{Error, Result};
 
 /// What copied beside attention.
@@ -115,7 +114,7 @@ impl Batches {
         let (n_heads, n_kv_heads, head_dim) = HEADS;
         let scale = 1.0 / (head_dim as f32).sqrt();
         let shape = AttnShape { n_heads, n_kv_heads, head_dim, scale, softcap: None, window: None };
-        let geometry = KvGeometry { n_layers: 1, n_kv_heads, head_dim, dtype: Half::BF16 };
+        let geometry = KvGeometry { n_layers: 1, n_kv_heads, head_dim, dtype: KvType::BF16 };
         let (requests, sets) = match effort {
             Effort::Quick => (4, 1),
             // 512 MiB.

@@ -203,7 +203,7 @@ fn out_proj(accelerator: &Arc<dyn Accelerator>, effort: Effort, d: usize, rows: 
         window: None,
         logit_softcap: None,
         act,
-        kv: act,
+        kv: act.into(),
         exact: None,
     };
     accelerator.check(&shape)?;

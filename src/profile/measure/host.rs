@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::grid::{Deadline, Grid, Pace, Point};
 use super::{Subject, walk};
-use crate::cache::{HUGE_FROM, KvGeometry, PAGE_TOKENS, PagePool};
+use crate::cache::{HUGE_FROM, KvGeometry, KvType, PAGE_TOKENS, PagePool};
 use crate::engine::{Host, HostSeq, HostStep, HostWorkspace, Prepared, Residual};
 use crate::host::memory_available;
 use crate::model::ModelSpec;
@@ -13,11 +13,10 @@ use crate::profile::limits::last_level_cache;
 use crate::profile::sample::{Effort, Samples};
 use crate::profile::tables::{Curve, LayerTable, SideTable, Surface};
 use crate::simd::linear::Mode;
-use crate::tensor::Half;
 use crate::{Error, Result};
 
 fn geometry(spec: &ModelSpec, n_layers: usize) -> KvGeometry {
-    KvGeometry { n_layers, n_kv_heads: spec.n_kv_heads, head_dim: spec.head_dim, dtype: Half::BF16 }
+    KvGeometry { n_layers, n_kv_heads: spec.n_kv_heads, head_dim: spec.head_dim, dtype: KvType::BF16 }
 }
 
 /// Samples of the operations of one kind of layer at one point: of each run the mean over its layers.

@@ -237,6 +237,22 @@ impl Measured<'_> {
     fn stored(&self, batch: &Batch<'_>) -> u64 {
         self.sizes.mean_by_window(|window| batch.tokens_read(window))
     }
+
+    /// Bytes of a token's keys and values in a layer as they were measured: in 16 bits.
+    fn measured_kv_token(&self) -> u64 {
+        2 * self.sizes.spec.kv_dim() as u64 * crate::plan::ELEMENT
+    }
+
+    /// Attention's time over keys and values as they are stored, as a multiple of the measured one: by the roofline, so that what
+    /// reads them takes as much less as they are smaller, and what multiplies does not.
+    fn stored_otherwise(&self, side: Side, scan: &Scan) -> f64 {
+        let (stored, measured) = (self.sizes.kv_token(), self.measured_kv_token());
+        if stored == measured || scan.rows == 0 {
+            return 1.0;
+        }
+        let seconds = |kv_token| self.roofline.attend_stored(side, scan, kv_token);
+        seconds(stored) / seconds(measured)
+    }
 }
 
 impl Costs for Measured<'_> {
@@ -263,7 +279,7 @@ impl Costs for Measured<'_> {
                 if sublayer != Sublayer::Qkv {
                     return product;
                 }
-                let bytes = rows * 2 * self.sizes.spec.kv_dim() as u64 * crate::plan::ELEMENT;
+                let bytes = rows * self.sizes.kv_token();
                 product + self.append(side, layer, rows, bytes)
             }
         }
@@ -307,7 +323,10 @@ impl Costs for Measured<'_> {
     fn attend_beside(&self, side: Side, layer: usize, scan: &Scan, stored: u64) -> f64 {
         match self.tables.layer(side, layer) {
             None => self.roofline.attend(side, layer, scan),
-            Some(t) => t.attention(scan) * self.factors.of("attend", side, scan.rows, stored),
+            Some(t) => {
+                let measured = t.attention(scan) * self.factors.of("attend", side, scan.rows, stored);
+                measured * self.stored_otherwise(side, scan)
+            }
         }
     }
 
@@ -349,7 +368,9 @@ impl Costs for Measured<'_> {
             Direction::ToHost => &t.page_out,
         });
         match curve.filter(|c| pages > 0 && !c.is_empty()) {
-            Some(curve) => curve.at(pages as f64),
+            Some(curve) => {
+                curve.at(pages as f64) * self.sizes.kv_token() as f64 / self.measured_kv_token() as f64
+            }
             None => self.roofline.pages(direction, pages, bytes),
         }
     }

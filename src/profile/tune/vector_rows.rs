@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::super::{Effort, Samples};
 use super::{Candidate, Finding};
-use crate::cache::{KvGeometry, PAGE_TOKENS, PagePool};
+use crate::cache::{KvGeometry, KvType, PAGE_TOKENS, PagePool};
 use crate::host::Pool;
 use crate::simd::Isa;
 use crate::simd::attention::{AttnPlan, AttnShape, SeqRows};
@@ -30,7 +30,7 @@ pub(super) fn measure(pool: &Pool, isa: Isa, effort: Effort) -> Result<(usize, V
         Effort::Full => (8, 8),
     };
     let each = TOKENS / PAGE_TOKENS;
-    let geometry = KvGeometry { n_layers: 1, n_kv_heads: KV_HEADS, head_dim: HEAD_DIM, dtype: Half::BF16 };
+    let geometry = KvGeometry { n_layers: 1, n_kv_heads: KV_HEADS, head_dim: HEAD_DIM, dtype: KvType::BF16 };
     let cache = PagePool::new(geometry, sets * sequences * each)?;
     let kv = cache.layer(0);
     pool.run(sets * sequences * each, &|page, _| {

@@ -4,12 +4,15 @@
 //!
 //! bound      memory in decode: a tile product takes about as many cycles as it has rows; in prefill the softmax (7
 //!            cycles per 16 scores) and the products (16 cycles per 16 x 16 x 32), which overlap
+//! codes      of 8 bits are widened to pages of bf16 first, a block's K, then its V (16 KiB each at head_dim 128), in cache: tiles
+//!            load from memory only. No runs of several blocks
 //! error      as avx512_bf16.rs
 
+use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-use super::avx512_bf16::{merge, pack_q, softmax};
-use super::kernels::{BlockKernels, PAGES, Pv, Qk, RUN_BLOCKS, Run, S_STRIDE};
+use super::avx512_bf16::{Bf16, Kv, Q8, merge, pack_q, softmax};
+use super::kernels::{BlockKernels, GROUPS, PAGES, Pv, Qk, RUN_BLOCKS, Run, S_STRIDE};
 use crate::amx::Session;
 use crate::amx::attention::{pv_bf16, qk_bf16_pages};
 use crate::amx::attention_steps::{COLUMNS, LEAST_ROWS, configure};
@@ -25,16 +28,31 @@ pub(super) static KERNELS: BlockKernels = BlockKernels {
     pack_q,
     qk,
     softcap: super::avx512_bf16::KERNELS.softcap,
-    softmax,
+    softmax: softmax::<Bf16>,
     pv,
     run: Some((run, LEAST_ROWS, COLUMNS)),
     merge,
+};
+
+/// The same for codes of 8 bits.
+pub(super) static KERNELS_Q8: BlockKernels = BlockKernels {
+    name: "amx bf16 x q8",
+    qk: qk_q8,
+    softmax: softmax::<Q8>,
+    pv: pv_q8,
+    run: None,
+    ..KERNELS
 };
 
 /// With at most this many rows (decode) we are memory-bound, and tile loads prefetch what is read next: V beside K, and the next
 /// K beside V. A few lines beside each load, since a burst of a whole block would wait for the core's line fill buffers, and the
 /// products behind it with it.
 const MEMORY_BOUND_ROWS: usize = 8;
+
+/// Whether kernels are of this file.
+pub(super) fn uses_tiles(kernels: &BlockKernels) -> bool {
+    [&KERNELS, &KERNELS_Q8].iter().any(|own| std::ptr::eq(kernels, *own))
+}
 
 /// Tiles for this thread. An item of attention holds one throughout: loading a configuration takes some 200 cycles
 /// and releasing it clears it, so a session per block would cost as much as the block's products.
@@ -51,7 +69,18 @@ unsafe fn qk(a: &Qk) {
     // starts a page of 32·head_dim elements; nothing writes these pages during attention. Groups past n pages are not
     // accessed (their pointers are valid but unused).
     let pages: [&[u16]; PAGES] =
-        std::array::from_fn(|i| unsafe { std::slice::from_raw_parts(a.k[2 * i.min(n - 1)], len) });
+        std::array::from_fn(|i| unsafe { std::slice::from_raw_parts(a.k[2 * i.min(n - 1)].cast(), len) });
+    let next: [*const u16; PAGES] = std::array::from_fn(|i| a.ahead[0][2 * i].cast());
+    let next = if a.rows <= MEMORY_BOUND_ROWS { &next[..n] } else { &[] };
+    // SAFETY: the caller's promise.
+    unsafe { scores(a, &pages[..n], next) }
+}
+
+/// The scores of a block whose keys are `pages`, without scales.
+///
+/// # Safety
+/// As [`qk`]; pages are 32·head_dim elements.
+unsafe fn scores(a: &Qk, pages: &[&[u16]], next: &[*const u16]) {
     // SAFETY: q has rows x head_dim bf16, s rows x S_STRIDE f32 (see `Qk`), and they do not overlap.
     let (q, s) = unsafe {
         (
@@ -59,9 +88,29 @@ unsafe fn qk(a: &Qk) {
             std::slice::from_raw_parts_mut(a.s, a.rows * S_STRIDE),
         )
     };
-    let next: [*const u16; PAGES] = std::array::from_fn(|i| a.ahead[0][2 * i]);
-    let next = if a.rows <= MEMORY_BOUND_ROWS { &next[..n] } else { &[] };
-    qk_bf16_pages(&mut session(), q, a.head_dim, a.rows, a.head_dim, &pages[..n], next, s, S_STRIDE);
+    qk_bf16_pages(&mut session(), q, a.head_dim, a.rows, a.head_dim, pages, next, s, S_STRIDE);
+}
+
+/// # Safety
+/// As [`Qk`] says; tiles and AVX-512 BF16 are available.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn qk_q8(a: &Qk) {
+    let n = a.groups.div_ceil(2);
+    let mut wide = WidePages::uninit();
+    // SAFETY: as in `qk`; each of the n pages has two groups of scales, and S a row of each.
+    unsafe {
+        let codes = std::array::from_fn(|i| a.k[2 * i.min(n - 1)]);
+        let ahead = (a.rows <= MEMORY_BOUND_ROWS).then(|| std::array::from_fn(|i| a.ahead[0][2 * i]));
+        let pages = widen(codes, n, a.head_dim, ahead, &mut wide);
+        scores(a, &pages[..n], &[]);
+        let scales: [__m512; GROUPS] = std::array::from_fn(|g| _mm512_loadu_ps(a.k_scales[g.min(2 * n - 1)]));
+        for r in 0..a.rows {
+            for (g, &scale) in scales[..2 * n].iter().enumerate() {
+                let s = a.s.add(r * S_STRIDE + g * 16);
+                _mm512_storeu_ps(s, _mm512_mul_ps(_mm512_loadu_ps(s), scale));
+            }
+        }
+    }
 }
 
 /// # Safety
@@ -69,8 +118,42 @@ unsafe fn qk(a: &Qk) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn pv(a: &Pv) {
     let hd = a.head_dim;
-    let len = PAGE_TOKENS * hd;
     let n = a.tokens.div_ceil(PAGE_TOKENS);
+    let mut copy = PageCopy::uninit();
+    let mut v = a.v.map(<*const u8>::cast::<u16>);
+    // SAFETY: head_dim is in HEAD_DIMS; the page has the stored tokens.
+    unsafe { without_the_rest(&mut v[n - 1], a.tokens, hd, &mut copy) };
+    // SAFETY: each is a page of V, or the copy initialised just above; nothing writes them meanwhile.
+    let pages: [&[u16]; PAGES] =
+        std::array::from_fn(|i| unsafe { std::slice::from_raw_parts(v[i.min(n - 1)], PAGE_TOKENS * hd) });
+    let next = a.ahead[0].map(<*const u8>::cast::<u16>);
+    let next = if a.rows <= MEMORY_BOUND_ROWS { &next[..n] } else { &[] };
+    // SAFETY: the caller's promise.
+    unsafe { add_values(a, &pages[..n], next) }
+}
+
+/// # Safety
+/// As [`Pv`] says, P in bf16 and 0 in slots without a token; tiles and AVX-512 BF16 are available.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+unsafe fn pv_q8(a: &Pv) {
+    let n = a.tokens.div_ceil(PAGE_TOKENS);
+    let mut wide = WidePages::uninit();
+    // SAFETY: as in `pv`. Codes are finite whatever a slot holds, so a weight of 0 leaves nothing of them.
+    unsafe {
+        let codes = std::array::from_fn(|i| a.v[i.min(n - 1)]);
+        let ahead = (a.rows <= MEMORY_BOUND_ROWS).then_some(a.ahead[0]);
+        let pages = widen(codes, n, a.head_dim, ahead, &mut wide);
+        add_values(a, &pages[..n], &[]);
+    }
+}
+
+/// `O = O·alpha + P V` of a block whose values are `pages`.
+///
+/// # Safety
+/// As [`pv`]; pages are 32·head_dim elements, all of them finite where P is 0.
+#[inline(always)]
+unsafe fn add_values(a: &Pv, pages: &[&[u16]], next: &[*const u16]) {
+    let (hd, n) = (a.head_dim, pages.len());
     // SAFETY: o has rows x head_dim f32, alpha and p one row each per row (see `Pv`).
     let (o, alpha, p) = unsafe {
         (
@@ -84,15 +167,47 @@ unsafe fn pv(a: &Pv) {
             o.iter_mut().for_each(|x| *x *= alpha);
         }
     }
-    let mut copy = PageCopy::uninit();
-    let mut v = a.v;
-    // SAFETY: head_dim is in HEAD_DIMS; the page has the stored tokens.
-    unsafe { without_the_rest(&mut v[n - 1], a.tokens, hd, &mut copy) };
-    // SAFETY: each is a page of V, or the copy initialised just above; nothing writes them meanwhile.
-    let pages: [&[u16]; PAGES] =
-        std::array::from_fn(|i| unsafe { std::slice::from_raw_parts(v[i.min(n - 1)], len) });
-    let next = if a.rows <= MEMORY_BOUND_ROWS { &a.ahead[0][..n] } else { &[] };
-    pv_bf16(&mut session(), p, S_STRIDE, a.rows, &pages[..n], next, hd, o, hd);
+    pv_bf16(&mut session(), p, S_STRIDE, a.rows, pages, next, hd, o, hd);
+}
+
+/// Room for a block's keys, or values, in bf16.
+#[repr(align(64))]
+struct WidePages([MaybeUninit<u16>; PAGES * PAGE_TOKENS * *HEAD_DIMS.end()]);
+
+impl WidePages {
+    fn uninit() -> WidePages {
+        WidePages([MaybeUninit::uninit(); PAGES * PAGE_TOKENS * *HEAD_DIMS.end()])
+    }
+}
+
+/// Widens the codes of the first `n` pages, and prefetches as much of `ahead` meanwhile. Of the pages returned, others than these
+/// are the last of them.
+///
+/// # Safety
+/// `head_dim` is in [`HEAD_DIMS`]; each page has 32·head_dim codes; 1 <= n <= PAGES. The CPU has AVX-512 BF16.
+#[inline(always)]
+unsafe fn widen(
+    codes: [*const u8; PAGES],
+    n: usize,
+    head_dim: usize,
+    ahead: Option<[*const u8; PAGES]>,
+    to: &mut WidePages,
+) -> [&[u16]; PAGES] {
+    let len = PAGE_TOKENS * head_dim;
+    let to = to.0.as_mut_ptr().cast::<u16>();
+    // SAFETY: `to` holds n pages of that head_dim; all of them are written before they are read.
+    unsafe {
+        for page in 0..n {
+            for i in (0..len).step_by(32) {
+                if let Some(ahead) = ahead.filter(|_| i % 64 == 0) {
+                    _mm_prefetch::<_MM_HINT_T1>(ahead[page].wrapping_add(i).cast());
+                }
+                let line = <Q8 as Kv>::line(codes[page].cast::<i8>().add(i));
+                _mm512_store_si512(to.add(page * len + i).cast(), line);
+            }
+        }
+        std::array::from_fn(|i| std::slice::from_raw_parts(to.add(i.min(n - 1) * len), len))
+    }
 }
 
 type PageCopy = MaybeUninit<[u16; PAGE_TOKENS * *HEAD_DIMS.end()]>;
@@ -137,7 +252,9 @@ unsafe fn run(a: &Run<'_>) {
         blocks[..last].copy_from_slice(&a.blocks[..last]);
         let mut copy = PageCopy::uninit();
         let pages = blocks[last].pages();
-        without_the_rest(&mut blocks[last].v[pages - 1], tokens, a.head_dim, &mut copy);
+        let mut end = blocks[last].v[pages - 1].cast();
+        without_the_rest(&mut end, tokens, a.head_dim, &mut copy);
+        blocks[last].v[pages - 1] = end.cast();
         super::amx_run::run(&Run { blocks: &blocks[..=last], ..*a });
     }
 }

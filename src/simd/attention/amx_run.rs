@@ -44,7 +44,7 @@ const ZERO: Line = Line([0.0; 16]);
 
 /// Pieces of memory of equal size to prefetch, a few lines of each at a time.
 struct Ahead {
-    from: [*const u16; 2 * PAGES],
+    from: [*const u8; 2 * PAGES],
     pieces: usize,
     /// Lines of each piece, and lines per step.
     lines: usize,
@@ -56,8 +56,8 @@ impl Ahead {
     /// Prefetches the keys and values over `steps`.
     fn new(
         head_dim: usize,
-        k: Option<[*const u16; PAGES]>,
-        v: Option<[*const u16; PAGES]>,
+        k: Option<[*const u8; PAGES]>,
+        v: Option<[*const u8; PAGES]>,
         steps: usize,
     ) -> Ahead {
         let mut from = [std::ptr::null(); 2 * PAGES];
@@ -77,7 +77,7 @@ impl Ahead {
         for from in &self.from[..self.pieces] {
             for line in self.asked..to {
                 // SAFETY: prefetching any address is harmless.
-                unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line * 32).cast()) };
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line * 64).cast()) };
             }
         }
         self.asked = to;
@@ -391,7 +391,7 @@ unsafe fn qk(run: &Run<'_>, j: usize, mut beside: impl FnMut()) {
             q: run.q.cast(),
             rows: run.rows,
             head_dim: run.head_dim,
-            k: block.k[page],
+            k: block.k[page].cast(),
             s: s_of(run, j).wrapping_add(page * PAGE_TOKENS),
             s_stride: S_STRIDE,
         };
@@ -427,7 +427,7 @@ unsafe fn pv(run: &Run<'_>, j: usize, mut beside: impl FnMut()) {
         unsafe {
             pv.begin();
             for (i, &v) in block.v[..block.pages()].iter().enumerate() {
-                pv.step(i, v);
+                pv.step(i, v.cast());
                 beside();
             }
             pv.store();

@@ -271,7 +271,7 @@ pub(super) unsafe fn run_work(inp: &Inputs<'_>, w: &Work, own: &mut Own, sink: &
     let (rows, hd) = (w.rows(), inp.shape.head_dim);
     assert!(rows <= MAX_ROWS, "{rows} rows in an item");
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    let _tiles = inp.kernels.is_some_and(|k| std::ptr::eq(k, &super::amx::KERNELS)).then(super::amx::session);
+    let _tiles = inp.kernels.is_some_and(super::amx::uses_tiles).then(super::amx::session);
     // SAFETY: buffers hold MAX_ROWS rows (`Shared::worker`); sinks by the caller's promise.
     unsafe {
         if let Some(k) = inp.kernels {
@@ -423,17 +423,20 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
     let item_end = end.min(w.segments.end * w.segment);
     let (first_kv, per_kv) = (w.kv_heads.start, w.rows_per_kv_head());
     // Past the last stored token, the last stored page is a placeholder: its address is valid and its data unused.
-    let keys = |b0: usize| -> [*const u16; PAGES] {
+    let keys = |b0: usize| -> [*const u8; PAGES] {
         std::array::from_fn(|i| {
             inp.kv.k_ptr(inp.pages[(b0 + i * PAGE_TOKENS).min(end - 1) / PAGE_TOKENS], first_kv)
         })
     };
-    let half = 16 * hd; // elements of a 16-token group, in K and in V alike
+    // Bytes of the elements of a 16-token group, in K and in V alike, and of either of a page.
+    let (half, part) = (inp.kv.scales_at() / 2, inp.kv.part_bytes());
     // The heads of a page are neighbours; each has its V after its K, of equal length.
-    let behind = |pages: [*const u16; PAGES], n: usize| pages.map(|p| p.wrapping_add(n * PAGE_TOKENS * hd));
-    let groups_of = |pages: [*const u16; PAGES]| -> [*const u16; GROUPS] {
+    let behind = |pages: [*const u8; PAGES], n: usize| pages.map(|p| p.wrapping_add(n * part));
+    let groups_of = |pages: [*const u8; PAGES]| -> [*const u8; GROUPS] {
         std::array::from_fn(|g| pages[g / 2].wrapping_add(g % 2 * half))
     };
+    // Scales lie behind the elements; if the type has none, no kernel reads what is there.
+    let scales_of = |pages: [*const u8; PAGES]| pages.map(|p| p.wrapping_add(2 * half).cast::<f32>());
     // The keys to prefetch after the last head of a block: those of the next tokens' first head, or of the next item.
     let after = |b0: usize| match inp.next {
         _ if b0 + BLOCK < item_end => Some(keys(b0 + BLOCK)),
@@ -500,6 +503,7 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
         for kv_head in w.kv_heads.clone() {
             let r0 = (kv_head - first_kv) * per_kv + a * n_heads;
             let v_pages = behind(k_pages, 1);
+            let k_scales = scales_of(k_pages);
             // The two K blocks after this one; beyond the item's last head, `then` or a neighbour of it.
             let (next, later) = match w.kv_heads.end - kv_head {
                 1 => (then, behind(then, 2)),
@@ -516,6 +520,7 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
                     rows: nr,
                     head_dim: hd,
                     k: groups_of(k_pages),
+                    k_scales: std::array::from_fn(|g| k_scales[g / 2].wrapping_add(g % 2 * 16)),
                     ahead: [v_pages, next, behind(next, 1)].map(groups_of),
                     groups,
                     s,
@@ -529,6 +534,7 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
                     rows: nr,
                     groups,
                     visible: visible.as_ptr(),
+                    v_scales: scales_of(v_pages),
                     m: own.m.as_mut_ptr().add(r0),
                     sum: own.sum.add(r0),
                     alpha: alpha.as_mut_ptr(),
@@ -551,7 +557,7 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
 }
 
 /// Keys of the token `t` tokens after the first one that the item reads. The item must see some token.
-fn first_keys(inp: &Inputs<'_>, w: &Work, pages: &[u32], t: usize) -> *const u16 {
+fn first_keys(inp: &Inputs<'_>, w: &Work, pages: &[u32], t: usize) -> *const u8 {
     let t = w.first_token(w.segments.start) + t;
     inp.kv.k_ptr(pages[t.min(w.seen.end - 1) / PAGE_TOKENS], w.kv_heads.start)
 }

@@ -3,9 +3,9 @@
 //! A *block* is [`BLOCK`] tokens of one sequence at a multiple of [`BLOCK`]; *rows* are (position, query
 //! head) pairs that share a KV head. Three kernels process a block for a few rows:
 //!
-//! 1. `qk`       S[row][token] = q[row] · k[token]                  (q is scaled already)
+//! 1. `qk`       S[row][token] = q[row] · k[token]                  (q is scaled already; codes' scales are factors of S)
 //!    `softcap`  S = cap·tanh(S/cap), where the model caps its scores
-//! 2. `softmax`  masks, updates (m, s), turns S into P, and gives the factor that rescales old sums
+//! 2. `softmax`  masks, updates (m, s), turns S into P (times the scales of codes), gives the factor that rescales old sums
 //! 3. `pv`       O[row] = O[row]·alpha[row] + Σ_token P[row][token]·v[token]
 //!
 //! **Canonical arithmetic.** Each kernel computes each row by a chain of operations that depends on that row alone,
@@ -35,10 +35,12 @@ pub(crate) struct Qk {
     /// A multiple of 16.
     pub head_dim: usize,
     /// Per group of 16 tokens: `[head_dim/2][16][2]`.
-    pub k: [*const u16; GROUPS],
+    pub k: [*const u8; GROUPS],
+    /// Per group: 16 scales of its keys, factors of the scores; addresses without a meaning if the type has none.
+    pub k_scales: [*const f32; GROUPS],
     /// Runs of the same size to prefetch meanwhile, one per group: the next data to be read (V of the same tokens), and
     /// the data after that (the next K, and its V).
-    pub ahead: [[*const u16; GROUPS]; 3],
+    pub ahead: [[*const u8; GROUPS]; 3],
     /// 1..=GROUPS; tokens past the last valid one are computed and masked later.
     pub groups: usize,
     /// Out: `rows` x [`S_STRIDE`] f32.
@@ -65,6 +67,9 @@ pub(crate) struct Softmax {
     pub groups: usize,
     /// Per row: the visible tokens of the block, lo..hi relative to it.
     pub visible: *const (u32, u32),
+    /// Per page: 32 scales of its values, factors of P, but not of the sums; as in [`Qk`] if the type has none. Those of slots
+    /// without a token may be anything.
+    pub v_scales: [*const f32; PAGES],
     /// Per row: running maximum, updated.
     pub m: *mut f32,
     /// Per row: 16 lanes of running sums, updated.
@@ -80,9 +85,9 @@ pub(crate) struct Pv {
     pub rows: usize,
     pub head_dim: usize,
     /// Per page: `[16][head_dim][2]`.
-    pub v: [*const u16; PAGES],
+    pub v: [*const u8; PAGES],
     /// Runs of the same size to prefetch meanwhile, one per page: the next K, its V, and the K after that.
-    pub ahead: [[*const u16; PAGES]; 3],
+    pub ahead: [[*const u8; PAGES]; 3],
     /// Tokens of the block that are stored, 1..=BLOCK. Later slots may hold anything, including NaN, and must not
     /// enter, not even times zero.
     pub tokens: usize,
@@ -102,7 +107,7 @@ pub(crate) struct Run<'a> {
     /// At least one.
     pub blocks: &'a [RunBlock],
     /// Keys of the next block, which will probably be read after these.
-    pub next: Option<[*const u16; PAGES]>,
+    pub next: Option<[*const u8; PAGES]>,
     /// Room for two blocks of [`MAX_ROWS`] x [`S_STRIDE`] f32.
     pub s: *mut f32,
     /// Room for two blocks of [`MAX_ROWS`] x [`S_STRIDE`] bf16.
@@ -118,8 +123,8 @@ pub(crate) struct Run<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct RunBlock {
     /// Per page: `[2][head_dim/2][16][2]` of K and `[16][head_dim][2]` of V; valid also where no token is stored.
-    pub k: [*const u16; PAGES],
-    pub v: [*const u16; PAGES],
+    pub k: [*const u8; PAGES],
+    pub v: [*const u8; PAGES],
     /// As in [`Pv`].
     pub tokens: usize,
     /// As in [`Softmax`].

@@ -13,13 +13,15 @@ pub(super) trait BlockSimd: Simd {
     /// Rows per register tile: with 2 vectors each they fill the registers.
     const ROWS: usize;
     /// Rows per register tile where each row and vector needs two accumulators.
-    const WIDE_F16_ROWS: usize;
+    const WIDE_PAIRED_ROWS: usize;
     /// Number of prefetches of each line of keys and values.
     const AHEAD: usize;
     /// `x` in the lanes with lo <= base + lane < hi, −∞ in the others.
     fn keep(self, x: Self::F, base: usize, lo: usize, hi: usize) -> Self::F;
     /// `LANES` pairs of 16-bit elements: the first elements and the second ones, as f32.
     unsafe fn bf16_pairs(self, p: *const u16) -> (Self::F, Self::F);
+    /// `LANES` codes of 8 bits, as f32.
+    unsafe fn load_codes(self, p: *const i8) -> Self::F;
     /// The two f32 at `p`, alternating.
     unsafe fn splat_pair(self, p: *const f32) -> Self::F;
     /// The sums of neighbours: those of `a`, then those of `b`.
@@ -32,7 +34,7 @@ pub(super) trait BlockSimd: Simd {
 #[allow(clippy::undocumented_unsafe_blocks)] // as said
 impl BlockSimd for Avx512 {
     const ROWS: usize = 6;
-    const WIDE_F16_ROWS: usize = 6;
+    const WIDE_PAIRED_ROWS: usize = 6;
     const AHEAD: usize = 3;
     #[inline(always)]
     fn keep(self, x: __m512, base: usize, lo: usize, hi: usize) -> __m512 {
@@ -47,6 +49,10 @@ impl BlockSimd for Avx512 {
             let hi = _mm512_and_si512(x, _mm512_set1_epi32(0xffff_0000u32 as i32));
             (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(x)), _mm512_castsi512_ps(hi))
         }
+    }
+    #[inline(always)]
+    unsafe fn load_codes(self, p: *const i8) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
     }
     #[inline(always)]
     unsafe fn splat_pair(self, p: *const f32) -> __m512 {
@@ -70,7 +76,7 @@ impl BlockSimd for Avx512 {
 #[allow(clippy::undocumented_unsafe_blocks)] // as said
 impl BlockSimd for Avx2 {
     const ROWS: usize = 4;
-    const WIDE_F16_ROWS: usize = 2;
+    const WIDE_PAIRED_ROWS: usize = 2;
     const AHEAD: usize = 1;
     #[inline(always)]
     fn keep(self, x: __m256, base: usize, lo: usize, hi: usize) -> __m256 {
@@ -90,6 +96,10 @@ impl BlockSimd for Avx2 {
             let hi = _mm256_and_si256(x, _mm256_set1_epi32(0xffff_0000u32 as i32));
             (_mm256_castsi256_ps(_mm256_slli_epi32::<16>(x)), _mm256_castsi256_ps(hi))
         }
+    }
+    #[inline(always)]
+    unsafe fn load_codes(self, p: *const i8) -> __m256 {
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) }
     }
     #[inline(always)]
     unsafe fn splat_pair(self, p: *const f32) -> __m256 {

@@ -28,7 +28,7 @@ fn model() -> LoadedModel {
 
 fn engine(m: &LoadedModel) -> tandem::Result<Engine> {
     let mut options = Options::new(Isa::Reference, 64);
-    (options.threads, options.kv_dtype) = (Some(1), Half::F16);
+    (options.threads, options.kv_dtype) = (Some(1), Half::F16.into());
     let accel = on_kernels(open()).expect("kernels");
     Engine::on_accelerator(m.spec.clone(), &m.weights, &options, accel, "cuda:0", &|_| ())
 }
@@ -138,7 +138,7 @@ fn in_host_memory() {
         let of = || ["KiB of the driver's host memory", "KiB of registered memory"].map(count);
         let before = of();
         let mut options = Options::new(Isa::Reference, 128);
-        (options.threads, options.kv_dtype) = (Some(1), Half::F16);
+        (options.threads, options.kv_dtype) = (Some(1), Half::F16.into());
         options =
             Options { kv_pages: Some(4), far_pages: Some(host_pages), far: Some(Far::Attend), ..options };
         let accel = on_kernels(open()).expect("kernels");
@@ -182,7 +182,7 @@ fn what_the_host_reads_is_registered_and_not_the_drivers() {
 fn of_both_sides() {
     let m = model();
     let mut options = Options::new(Isa::Reference, 128);
-    (options.threads, options.kv_dtype) = (Some(1), Half::F16);
+    (options.threads, options.kv_dtype) = (Some(1), Half::F16.into());
     options =
         Options { sequences: 2, kv_pages: Some(3), far_pages: Some(4), far: Some(Far::Attend), ..options };
     let accel = on_kernels(open()).expect("kernels");

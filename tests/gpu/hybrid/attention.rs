@@ -47,7 +47,7 @@ fn rows_attended_elsewhere_are_published_and_collected() {
         let page = b.page_shape();
         for (value, x) in [(false, &row[qd..qd + kvd]), (true, &row[qd + kvd..])] {
             for (head, x) in x.chunks_exact(hd).enumerate() {
-                let at = A.0[A.1 / PAGE] as usize * page.len() + page.at(head, value, A.1 % PAGE);
+                let at = (A.0[A.1 / PAGE] as usize * page.bytes() + page.at(head, value, A.1 % PAGE)) / 2;
                 assert_eq!(x, &pages[at..at + hd], "{name}: head {head}, values {value}");
             }
         }

@@ -100,7 +100,7 @@ impl Bench {
             window,
             logit_softcap: None,
             act: Half::F16,
-            kv,
+            kv: kv.into(),
             exact: None,
         };
         accel.check(&shape).unwrap();
@@ -277,7 +277,7 @@ impl Bench {
     }
 
     pub fn page_shape(&self) -> PageShape {
-        PageShape { n_kv_heads: self.shape.n_kv_heads, head_dim: self.shape.head_dim }
+        PageShape::of(&self.shape)
     }
 
     /// In f64: A's query `q` in one head over some tokens.
@@ -285,10 +285,10 @@ impl Bench {
         let (hd, page) = (self.shape.head_dim, self.page_shape());
         let kv_head = head * self.shape.n_kv_heads / self.shape.n_heads;
         let at = |t: usize, value: bool| {
-            let at = A.0[t / PAGE] as usize * page.len() + page.at(kv_head, value, t % PAGE);
-            pages[at..at + hd].iter().map(|&x| decode(self.shape.kv, x))
+            let at = (A.0[t / PAGE] as usize * page.bytes() + page.at(kv_head, value, t % PAGE)) / 2;
+            pages[at..at + hd].iter().map(|&x| decode(self.shape.kv.half(), x))
         };
-        let q: Vec<f64> = q[head * hd..][..hd].iter().map(|&x| decode(self.shape.kv, x)).collect();
+        let q: Vec<f64> = q[head * hd..][..hd].iter().map(|&x| decode(self.shape.kv.half(), x)).collect();
         let scale = self.shape.attn_scale as f64;
         let score =
             |t: usize, f: fn(f64) -> f64| scale * at(t, false).zip(&q).map(|(k, q)| f(k * q)).sum::<f64>();
@@ -316,7 +316,7 @@ impl Bench {
         for head in 0..self.shape.n_heads {
             let w = self.attend(pages, q, head, first..A.1 + 1);
             let score = ((2.0 * hd + 8.0) + 2.0) * u * w.largest;
-            let weight = score.exp_m1() + (4.0 + 5.0 * (tiles + 8.0)) * u + epsilon(self.shape.kv);
+            let weight = score.exp_m1() + (4.0 + 5.0 * (tiles + 8.0)) * u + epsilon(self.shape.kv.half());
             let relative = 2.0 * (weight + 2.0 * (n + tiles + 8.0) * u);
             for d in 0..w.o.len() {
                 let want = w.o[d] / w.s;

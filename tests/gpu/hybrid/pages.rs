@@ -30,17 +30,19 @@ fn pages_move_between_layouts_on_copy_lanes() {
         let host = u16s(unsafe { std::slice::from_raw_parts(host.host(), 5 * bytes) });
         let after = b.pages();
         for (from, to) in out.iter().zip(&back) {
-            let device = &before[from.device as usize * page.len()..][..page.len()];
-            let copy = &after[to.device as usize * page.len()..][..page.len()];
-            page.each(|token, d, h| {
+            let device = &before[from.device as usize * (page.bytes() / 2)..][..page.bytes() / 2];
+            let copy = &after[to.device as usize * (page.bytes() / 2)..][..page.bytes() / 2];
+            page.each(|token, d, h, len| {
+                assert_eq!(len, 2);
+                let (d, h) = (d / 2, h / 2);
                 let want = if token < from.tokens as usize { device[d] } else { 0 };
-                let got = host[from.host as usize * page.len() + h];
+                let got = host[from.host as usize * (page.bytes() / 2) + h];
                 assert_eq!(got, want, "{name}: page {} on the host, element {d}", from.device);
                 assert_eq!(copy[d], want, "{name}: page {} came back, element {d}", from.device);
             });
         }
         for unused in [1, 3] {
-            let own = &host[unused * page.len()..][..page.len()];
+            let own = &host[unused * (page.bytes() / 2)..][..page.bytes() / 2];
             assert!(own.iter().all(|&x| x == 0xeeee), "{name}: page {unused} of the host is nobody's");
         }
     });
@@ -67,9 +69,11 @@ fn pages_of_several_layers_move_in_one_call() {
         // SAFETY: all of the pinned memory, and all work is done.
         let there = u16s(unsafe { std::slice::from_raw_parts(host.host(), PAGES * bytes) });
         for (l, m) in (0..n).flat_map(|l| moves.map(|m| (l, m))) {
-            let from = &before[(2 * l + m.device as usize) * page.len()..][..page.len()];
-            let to = &there[(2 * order[l] + m.host as usize) * page.len()..][..page.len()];
-            page.each(|token, d, h| {
+            let from = &before[(2 * l + m.device as usize) * (page.bytes() / 2)..][..page.bytes() / 2];
+            let to = &there[(2 * order[l] + m.host as usize) * (page.bytes() / 2)..][..page.bytes() / 2];
+            page.each(|token, d, h, len| {
+                assert_eq!(len, 2);
+                let (d, h) = (d / 2, h / 2);
                 let want = if token < m.tokens as usize { from[d] } else { 0 };
                 assert_eq!(to[h], want, "{name}: layer {l}, page {}, element {d}", m.device);
             });
@@ -80,8 +84,9 @@ fn pages_of_several_layers_move_in_one_call() {
         b.rt.synchronize_all().unwrap();
         let after = b.pages();
         for (l, m) in (0..n).flat_map(|l| moves.map(|m| (l, m))) {
-            let at = (2 * l + m.device as usize) * page.len();
-            page.each(|token, d, _| {
+            let at = (2 * l + m.device as usize) * (page.bytes() / 2);
+            page.each(|token, d, _, _| {
+                let d = d / 2;
                 let want = if token < m.tokens as usize { before[at + d] } else { 0 };
                 assert_eq!(
                     after[at + d],

@@ -151,7 +151,7 @@ fn a_prompt_appends_to_a_staging_area() {
         };
         let before = b.pages();
         b.run(&seqs(&[7, 4]), &tokens, |_| ());
-        let (pages, page) = (b.pages(), b.page_shape().len());
+        let (pages, page) = (b.pages(), b.page_shape().bytes() / 2);
         let want: Vec<_> = (0..41).map(|r| b.attn(r)).collect();
         set_pages(b, &before);
         let bytes = b.shape.page_bytes();

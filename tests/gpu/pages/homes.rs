@@ -195,7 +195,7 @@ fn any_home_and_any_swap_at_any_time_give_the_models_logits() {
         let run = |(split, streams, device, far, acts): (bool, bool, usize, usize, Vec<Act>)| {
             let how = if streams { Far::Stream } else { Far::Attend };
             let placement = &placements(model.m.spec.n_layers)[usize::from(split)];
-            let o = Options { kv_dtype: model.kv, ..homes(4, device, far, how) };
+            let o = Options { kv_dtype: model.kv.into(), ..homes(4, device, far, how) };
             let mut e =
                 engine(&model.m, &o, &accel, placement).map_err(|e| TestCaseError::fail(e.to_string()))?;
             let mut seqs = [Side::Device, Side::Host, Side::Device, Side::Host].map(|s| e.add_at(s).unwrap());

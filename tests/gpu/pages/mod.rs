@@ -149,7 +149,7 @@ fn pages_that_left_are_attended_by_kernels_too() {
         let accel = on_kernels(runtime).expect("a runtime with kernels");
         let model = Model::with(name, "q8_0", 164, gpu::kv(&accel, Half::BF16));
         for far in [Far::Attend, Far::Stream] {
-            let o = Options { kv_dtype: model.kv, ..options(164, 1, 64, 4, far) };
+            let o = Options { kv_dtype: model.kv.into(), ..options(164, 1, 64, 4, far) };
             let mut e = engine(&model.m, &o, &accel, &on_device(model.m.spec.n_layers)).unwrap();
             let seq = e.add();
             for n in [64, 33, 1, 1, 60, 1, 4] {
@@ -165,7 +165,7 @@ fn pages_that_left_are_attended_beside_a_sequence_that_is_all_here() {
     for runtime in gpu::runtimes() {
         let accel = on_kernels(runtime).expect("a runtime with kernels");
         let model = Model::with("tiny-llama", "q8_0", 190, gpu::kv(&accel, Half::BF16));
-        let o = Options { kv_dtype: model.kv, ..options(190, 2, 40, 6, Far::Attend) };
+        let o = Options { kv_dtype: model.kv.into(), ..options(190, 2, 40, 6, Far::Attend) };
         let mut e = engine(&model.m, &o, &accel, &on_device(model.m.spec.n_layers)).unwrap();
         let (long, short) = (e.add(), e.add());
         for rows in [
@@ -225,7 +225,7 @@ fn any_pages_on_any_side_give_the_models_logits() {
         runner
             .run(&strategy, |(layers, pages, far, acts)| {
                 let placement = Placement { layers, ..on_device(n) };
-                let o = Options { kv_dtype: model.kv, ..options(200, 3, 40, pages, far) };
+                let o = Options { kv_dtype: model.kv.into(), ..options(200, 3, 40, pages, far) };
                 let mut e = engine(&model.m, &o, &accel, &placement)
                     .map_err(|e| TestCaseError::fail(e.to_string()))?;
                 let mut seqs = [e.add(), e.add(), e.add()];

@@ -54,10 +54,10 @@ pub(super) fn attend(
         [(ws.partial.m, 4 * h_a), (ws.partial.s, 4 * h_a), (ws.partial.o, 4 * qd)]
             .map(|(base, bytes)| io.write_rows(base, &places, bytes))
     });
-    let page = PageShape { n_kv_heads: h_kv, head_dim: hd };
+    let page = PageShape::of(&shape);
     let scaling = (shape.attn_scale, shape.attn_softcap);
     accel.enqueue(cx, "attend", io, move |reads, writes| {
-        let q = to_f32(shape.kv, numbers(reads[q]));
+        let q = to_f32(shape.kv.half(), numbers(reads[q]));
         for (s, out) in step.seqs[seqs.clone()].iter().zip(&outs) {
             if s.attend == Attend::Elsewhere {
                 continue;
@@ -71,10 +71,10 @@ pub(super) fn attend(
             let span = sees(s.row0).start..sees(s.row0 + s.n_rows - 1).end;
             let page_of = |i: usize| {
                 let slot = used.binary_search(&s.page(i)).expect("all pages read are listed");
-                numbers(reads[first_page + slot])
+                reads[first_page + slot]
             };
             for kv_head in 0..h_kv {
-                let tokens = Tokens::read(&page, shape.kv, kv_head, span.clone(), page_of);
+                let tokens = Tokens::read(&page, kv_head, span.clone(), page_of);
                 for (i, row) in s.rows().enumerate() {
                     for head in kv_head * h_a / h_kv..(kv_head + 1) * h_a / h_kv {
                         let q = &q[(row - own.start) * qd + head * hd..][..hd];

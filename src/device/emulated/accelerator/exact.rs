@@ -30,10 +30,6 @@ pub(super) fn attn_shape(shape: &Shape, windowed: bool) -> AttnShape {
     }
 }
 
-fn page_shape(shape: &Shape) -> PageShape {
-    PageShape { n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim }
-}
-
 /// A sequence's operands.
 struct SeqOperands {
     seq: SeqPages,
@@ -87,8 +83,8 @@ impl SeqOperands {
         let first = (self.seq.pages.len() - self.n_pages) * PAGE_TOKENS;
         let end = self.seq.tokens.end.min(self.seq.first_pos + self.seq.n_rows);
         let pages = reads[self.page..self.page + self.n_pages].iter().enumerate();
-        let pages = pages.map(|(i, page)| (numbers(page), end.saturating_sub(first + i * PAGE_TOKENS)));
-        Ok((numbers(reads[self.q]), cpu.pages(page_shape(shape), shape.kv, pages)?))
+        let pages = pages.map(|(i, page)| (*page, end.saturating_sub(first + i * PAGE_TOKENS)));
+        Ok((numbers(reads[self.q]), cpu.pages(PageShape::of(shape), pages)?))
     }
 }
 

@@ -51,6 +51,6 @@ pub(super) fn page_moves(
     to_host: bool,
 ) -> Result<PageMoves> {
     PageMove::check(pages, to_host)?;
-    let page = PageShape { n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim };
+    let page = PageShape::of(shape);
     Ok(PageMoves { page, layers: layers.into(), pages: pages.into(), to_host })
 }

@@ -115,25 +115,23 @@ pub(super) fn append(
     let (qd, kvd, width) = (shape.q_dim(), shape.kv_dim(), shape.qkv_dim());
     let mut io = accel.operands(cx);
     let finished = io.read_rows(ws.qkv, &rows, 4 * width);
-    let kept = Kept::of(&shape, shape.kv);
+    let kept = Kept::of(&shape, shape.kv.half());
     let q_bytes = kept.bytes() * qd;
     let q = io.write_rows(ws.q, &rows, q_bytes);
-    let page = PageShape { n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim };
+    let page = PageShape::of(&shape);
     let pages = step.pages_written(&rows);
     let first_page = io.writes.len();
     for &p in &pages {
         io.write(kv.add(p as usize * shape.page_bytes()), shape.page_bytes());
     }
     accel.enqueue(cx, "append", io, move |reads, writes| {
-        let mut halves = vec![0u16; width];
         let finished = numbers::<f32>(reads[finished]).chunks_exact(width);
         for ((i, r), row) in rows.clone().enumerate().zip(finished) {
-            shape.kv.narrow(row, &mut halves);
             kept.write(&row[..qd], &mut writes[q][i * q_bytes..(i + 1) * q_bytes]);
             if let Row::Here { page: p, token, .. } = step.rows[r] {
                 let slot = pages.binary_search(&p).expect("all pages written are listed");
-                let (k, v) = halves[qd..].split_at(kvd);
-                page.append(numbers_mut(writes[first_page + slot]), token, k, v);
+                let (k, v) = row[qd..].split_at(kvd);
+                page.append(writes[first_page + slot], token, k, v, shape.exact.is_some());
             }
         }
         Ok(())
@@ -164,7 +162,7 @@ pub(super) fn publish(
         return Ok(());
     }
     let (shape, mailbox) = (cx.shape, publish.mailbox);
-    let (width, sent, kept) = (shape.qkv_dim(), publish.what.width(shape), Kept::of(shape, shape.kv));
+    let (width, sent, kept) = (shape.qkv_dim(), publish.what.width(shape), Kept::of(shape, shape.kv.half()));
     let memory = mailbox.memory.clone();
     let mut io = accel.operands(cx);
     let letters: Vec<(usize, usize)> = places

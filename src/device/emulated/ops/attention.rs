@@ -5,11 +5,9 @@
 
 use std::ops::Range;
 
-use super::cast::to_f32;
 use super::linear::dot;
 use super::pages::PageShape;
 use crate::cache::PAGE_TOKENS;
-use crate::tensor::Half;
 
 /// One KV head's keys and values of consecutive tokens, as floats.
 pub struct Tokens {
@@ -23,17 +21,15 @@ impl Tokens {
     /// Reads `tokens`; `page(i)` is the device's page of tokens `32·i..`.
     pub fn read<'a>(
         shape: &PageShape,
-        kv: Half,
         head: usize,
         tokens: Range<usize>,
-        page: impl Fn(usize) -> &'a [u16],
+        page: impl Fn(usize) -> &'a [u8],
     ) -> Tokens {
         let hd = shape.head_dim;
         let mut sides = [Vec::new(), Vec::new()];
         for (value, side) in [false, true].into_iter().zip(&mut sides) {
             for t in tokens.clone() {
-                let at = shape.at(head, value, t % PAGE_TOKENS);
-                side.extend(to_f32(kv, &page(t / PAGE_TOKENS)[at..at + hd]));
+                shape.read(page(t / PAGE_TOKENS), head, value, t % PAGE_TOKENS, side);
             }
         }
         let [k, v] = sides;

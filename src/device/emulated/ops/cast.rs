@@ -11,6 +11,10 @@ use crate::tensor::Half;
 /// Every bit pattern must be a valid value, and the type must have no padding.
 pub unsafe trait Number: Copy {}
 // SAFETY: a plain number.
+unsafe impl Number for u8 {}
+// SAFETY: as above.
+unsafe impl Number for i8 {}
+// SAFETY: as above.
 unsafe impl Number for u16 {}
 // SAFETY: as above.
 unsafe impl Number for u32 {}

@@ -10,14 +10,14 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::matrix::Matrix;
-use super::pages::{Line, PageShape};
+use super::pages::{Line, PageShape, lines_as_bytes};
 use crate::Result;
 use crate::cache::{KvGeometry, PAGE_TOKENS, PagePool, SeqRows};
 use crate::host::Pool;
 use crate::simd::Isa;
 use crate::simd::attention::{AttnOut, AttnPlan, AttnRows, AttnShape, Partial, merge_partials};
 use crate::simd::linear::{Acts, Linear, Mode, Out, linear_rows, pack};
-use crate::tensor::{Bytes, Half, Rows, RowsMut, Tensor};
+use crate::tensor::{Bytes, Rows, RowsMut, Tensor};
 
 /// The kernels of a tier, on the thread of a lane alone.
 #[derive(Clone)]
@@ -111,15 +111,15 @@ impl Cpu {
     pub fn pages<'a>(
         &self,
         shape: PageShape,
-        kv: Half,
-        pages: impl ExactSizeIterator<Item = (&'a [u16], usize)>,
+        pages: impl ExactSizeIterator<Item = (&'a [u8], usize)>,
     ) -> Result<PagePool> {
-        let PageShape { n_kv_heads, head_dim } = shape;
+        let PageShape { n_kv_heads, head_dim, kv } = shape;
         let geometry = KvGeometry { n_layers: 1, n_kv_heads, head_dim, dtype: kv };
         // At least one page, because a pool of no bytes has no address.
         let n = pages.len().max(1);
-        let mut lines = vec![Line::default(); n * shape.len() / 32].into_boxed_slice();
-        for ((device, tokens), host) in pages.zip(lines.chunks_exact_mut(shape.len() / 32)) {
+        let mut lines = vec![Line::ZERO; n * shape.bytes() / 64].into_boxed_slice();
+        for ((device, tokens), host) in pages.zip(lines_as_bytes(&mut lines).chunks_exact_mut(shape.bytes()))
+        {
             shape.to_host(device, tokens, host);
         }
         let base = NonNull::from(&mut lines[..]).cast();

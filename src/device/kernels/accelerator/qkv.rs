@@ -141,7 +141,7 @@ fn as_they_are(cx: &StepContext<'_>, rows: &Range<usize>) -> RopeAppend {
         finished: DevPtr::NULL,
         q: DevPtr::NULL,
         kv: DevPtr::NULL,
-        kv_type: shape.kv,
+        kv_type: shape.kv.half(),
         publish: None,
         rows: rows.len(),
         ld: shape.qkv_dim(),
@@ -224,7 +224,7 @@ pub(super) fn publish(
     sources[0] = PublishSource { at: cx.ws.qkv, stride: 4 * shape.qkv_dim(), bytes };
     let args = exchange::PublishArgs {
         sources,
-        half: shape.kv,
+        half: shape.kv.half(),
         to: memory.add(publish.mailbox.row_at(shape, places.start)),
         stride: 2 * shape.qkv_dim(),
         list: lists.published.add(4 * places.start),

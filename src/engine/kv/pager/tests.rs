@@ -1,10 +1,10 @@
 use super::super::Sides;
 use super::*;
+use crate::cache::KvType;
 use crate::program::{Far, Kv, Wants};
-use crate::tensor::Half;
 use proptest::prelude::*;
 
-const G: KvGeometry = KvGeometry { n_layers: 1, n_kv_heads: 1, head_dim: 16, dtype: Half::BF16 };
+const G: KvGeometry = KvGeometry { n_layers: 1, n_kv_heads: 1, head_dim: 16, dtype: KvType::BF16 };
 
 /// New tokens of a sequence.
 fn rows(seq: usize, tokens: usize, decode: bool) -> Group {

@@ -1,16 +1,15 @@
 //! Tables of kernels against the reference, and ways of computing a row against each other.
 
 use super::*;
-use crate::cache::{KvGeometry, PAGE_TOKENS, PagePool, SeqRows};
+use crate::cache::{KvGeometry, KvType, PAGE_TOKENS, PagePool, SeqRows};
 use crate::simd::Caps;
 use crate::simd::attention::AttnShape;
-use crate::tensor::Half;
 
 /// Includes the tables that `select` does not prefer on this machine.
 #[test]
 fn every_table_agrees_with_the_reference_and_with_itself() {
     let pool = Pool::new(2);
-    for dtype in Half::ALL {
+    for dtype in KvType::ALL {
         for (head_dim, group, window, softcap) in [
             (64, 3, None, None),
             (80, 1, Some(70), Some(1.5)),
@@ -68,7 +67,7 @@ fn few_rows_by_vectors_are_those_of_the_tier_below() {
     let pages: Vec<u32> = (0..len.div_ceil(PAGE_TOKENS) as u32).collect();
     let x = |i: usize| ((i * 2_654_435_761) % 1009) as f32 / 504.0 - 1.0;
     let at = |seed: usize, n: usize| (0..n).map(|i| x(i + seed)).collect::<Vec<f32>>();
-    let geometry = KvGeometry { n_layers: 1, n_kv_heads: h_kv, head_dim, dtype: Half::BF16 };
+    let geometry = KvGeometry { n_layers: 1, n_kv_heads: h_kv, head_dim, dtype: KvType::BF16 };
     let cache = PagePool::new(geometry, pages.len()).unwrap();
     let kv = cache.layer(0);
     for pos in 0..len {
@@ -138,7 +137,7 @@ fn runs_of_blocks_have_the_bits_of_blocks_one_by_one() {
             let (width, kv_width) = (h_kv * group * head_dim, h_kv * head_dim);
             let rows = rows.min(len);
             let n_pages = len.div_ceil(PAGE_TOKENS);
-            let geometry = KvGeometry { n_layers: 1, n_kv_heads: h_kv, head_dim, dtype: Half::BF16 };
+            let geometry = KvGeometry { n_layers: 1, n_kv_heads: h_kv, head_dim, dtype: KvType::BF16 };
             let cache = PagePool::new(geometry, n_pages).unwrap();
             let kv = cache.layer(0);
             let pages: Vec<u32> = (0..n_pages).map(|i| ((i + seed as usize % 97) % n_pages) as u32).collect();

@@ -13,7 +13,7 @@ struct Pages {
 
 impl Pages {
     fn new(dtype: Half, heads: usize, hd: usize, lens: &[usize], rng: &mut Rng) -> Pages {
-        let g = KvGeometry { n_layers: 1, n_kv_heads: heads, head_dim: hd, dtype };
+        let g = KvGeometry { n_layers: 1, n_kv_heads: heads, head_dim: hd, dtype: dtype.into() };
         let n: usize = lens.iter().map(|l| l.div_ceil(PAGE_TOKENS)).sum();
         let mut pool = PagePool::new(g, n + 1).expect("a pool");
         // A page of nobody: ids are not places.
@@ -40,7 +40,7 @@ impl Pages {
         let kv: LayerKv<'_> = self.pool.layer(0);
         let len = self.heads * 2 * PAGE_TOKENS * self.hd;
         // SAFETY: heads of a page are contiguous, K before V (see `LayerKv`), and nobody writes.
-        unsafe { std::slice::from_raw_parts(kv.k_ptr(page, 0), len) }.to_vec()
+        unsafe { std::slice::from_raw_parts(kv.k_ptr(page, 0).cast(), len) }.to_vec()
     }
 
     /// The same in the device's layout, through the oracle's accessors.
