@@ -26,7 +26,7 @@ pub(super) enum Weights {
     /// In pinned host memory, fetched to a staging buffer; with the parts that stay on the device.
     Streamed(LayerImage, Staying),
     /// In the device's memory but for the experts, which are fetched to a staging buffer.
-    StreamedExperts(LayerWeights, LayerImage),
+    StreamedExperts(Box<LayerWeights>, LayerImage),
 }
 
 impl Weights {
@@ -140,7 +140,8 @@ impl DeviceHalf {
     /// The weights of a layer, for work enqueued on the compute lane from now on. Streamed experts are with [`Self::feed_forward`] only.
     fn weights(&mut self, layer: usize) -> Result<LayerWeights> {
         match &self.layers[layer] {
-            Weights::Resident(w) | Weights::StreamedExperts(w, _) => Ok(w.clone()),
+            Weights::Resident(w) => Ok(w.clone()),
+            Weights::StreamedExperts(w, _) => Ok(LayerWeights::clone(w)),
             // No operation reads weights of such a layer on the device.
             Weights::Absent(layout, rope) => Ok(layout.at(DevPtr::NULL, *rope)),
             Weights::Streamed(image, staying) if self.fetched.contains(&layer) => {
@@ -158,7 +159,7 @@ impl DeviceHalf {
             Weights::StreamedExperts(w, image) => {
                 let stream = self.stream.as_mut().expect("staging buffers for streamed layers");
                 let staged = stream.acquire(&image.layout, w.rope)?;
-                Ok(LayerWeights { ffn: staged.ffn, ..w.clone() })
+                Ok(LayerWeights { ffn: staged.ffn, ..LayerWeights::clone(w) })
             }
             _ => self.weights(layer),
         }
@@ -195,10 +196,10 @@ impl DeviceHalf {
     pub fn residual(&self, layer: Option<usize>, of: Sublayer) -> Residual {
         let Some(layer) = layer else { return Residual::None };
         match (&self.layers[layer], of) {
-            (Weights::Resident(w) | Weights::StreamedExperts(w, _), Sublayer::Out) => {
-                Residual::after(w.post_attn)
-            }
-            (Weights::Resident(w) | Weights::StreamedExperts(w, _), _) => Residual::after(w.post_ffn),
+            (Weights::Resident(w), Sublayer::Out) => Residual::after(w.post_attn),
+            (Weights::Resident(w), _) => Residual::after(w.post_ffn),
+            (Weights::StreamedExperts(w, _), Sublayer::Out) => Residual::after(w.post_attn),
+            (Weights::StreamedExperts(w, _), _) => Residual::after(w.post_ffn),
             (Weights::Streamed(_, staying), Sublayer::Out) => Residual::after(staying.post[0]),
             (Weights::Streamed(_, staying), _) => Residual::after(staying.post[1]),
             // Computed on the host, and already normed.

@@ -61,7 +61,7 @@ pub(super) fn device(
                 bytes_per_step += layout.matrix_bytes(spec);
                 let experts = sizes.feed_forward(layout.layer);
                 let image = LayerImage::on(experts, &upload.source(), options.weights_node.as_ref())?;
-                LayerOnDevice::StreamedExperts(layout.at(upload.layer(layout)?, rope), image)
+                LayerOnDevice::StreamedExperts(Box::new(layout.at(upload.layer(layout)?, rope)), image)
             }
         });
     }
