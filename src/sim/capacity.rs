@@ -52,7 +52,8 @@ impl Capacity {
         let on_host = placement.layers.iter().filter(|l| l.kv == Side::Host).count();
         if on_host == layers {
             return Err(Error::usage(format!(
-                "`boundary`: leaves the GPU no block of {}; set at most {layers}",
+                "`boundary` {}: leaves the GPU no block of {}; set at most {layers}",
+                on_host + 1,
                 sizes.spec.name
             )));
         }
@@ -75,14 +76,20 @@ impl Capacity {
         let gb = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
         let device = needs.gpu.available.saturating_sub(fixed) / page;
         if device == 0 {
+            let (what, setting) = match sizes.spec.experts {
+                Some(_) => ("experts", "n_cpu_moe"),
+                None => ("blocks", "boundary"),
+            };
             return Err(Error::Capacity(format!(
                 "{} on {}: weights and activations take {} and a page of keys and values {}, the GPU has {}; try a larger \
-                 `gpu_memory`, a smaller `chunk`, or blocks on the host (`boundary`; of experts `n_cpu_moe`)",
+                 `gpu_memory`, a smaller `chunk`, or {} on the host (`{}`)",
                 sizes.spec.name,
                 hardware.name,
                 gb(fixed),
                 gb(page),
-                gb(needs.gpu.available)
+                gb(needs.gpu.available),
+                what,
+                setting
             )));
         }
         // What the user set takes the place of the reserve.
