@@ -181,7 +181,7 @@ fn a_prompt_appends_to_a_staging_area() {
         }
         for head in 0..b.shape.n_kv_heads {
             for (value, token) in [(false, 0), (true, 0), (false, 7), (true, 7)] {
-                let at = b.page_shape().at(head, value, token);
+                let at = b.page_shape().at(head, value, token) / 2;
                 let (there, own) = (&staged[at..at + b.shape.head_dim], &pages[4 * page + at..]);
                 assert_eq!(there, &own[..b.shape.head_dim], "{name}: token {} staged", 32 + token);
             }
