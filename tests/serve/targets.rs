@@ -77,7 +77,10 @@ fn failed_answers_are_late_and_left_ones_are_not_counted() {
     let left = served.stream("/v1/completions", &body);
     left.leave();
     served.logged(" 499 ");
+    // A step that waits at the gate has to end before the engine sees that nobody wants it.
+    gate.open();
     served.wait_until(|| served.service.client().in_flight() == 0);
+    gate.allow(gate.steps());
     let stream = served.send("/v1/completions", &body);
     let client = served.service.client();
     served.wait_until(|| client.in_flight() == 2);

@@ -139,11 +139,22 @@ impl Default for World {
 
 /// A running server.
 pub struct Served {
+    /// Goes first.
+    _opener: Opener,
     pub server: Server,
     pub service: Service,
     pub gate: Gate,
     log: Mutex<Receiver<String>>,
     model: Option<Model>,
+}
+
+/// Opens a gate when it goes: a test that fails while a step waits there ends.
+struct Opener(Gate);
+
+impl Drop for Opener {
+    fn drop(&mut self) {
+        self.0.open();
+    }
 }
 
 impl World {
@@ -196,8 +207,14 @@ impl World {
             targets: self.targets,
             placement: "cpu-only: all on the cpu".into(),
         };
-        let mut served =
-            Served { server, service, gate: self.gate, log: Mutex::new(log), model: Some(model) };
+        let mut served = Served {
+            _opener: Opener(self.gate.clone()),
+            server,
+            service,
+            gate: self.gate,
+            log: Mutex::new(log),
+            model: Some(model),
+        };
         if self.ready {
             served.ready();
         }
