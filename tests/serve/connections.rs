@@ -2,12 +2,13 @@
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tandem::serve::Options;
 
-use super::world::{Events, Gate, World, text_of};
+use super::world::{Events, Gate, QUIET, World, text_of};
 
 const TEXT: &str = "/v1/completions";
 
@@ -20,6 +21,7 @@ fn long(tokens: usize, more: Value) -> Value {
 
 /// The client leaves after the engine has made `steps` steps; the prompt has one token a step, of 40.
 fn leaves_after(steps: usize, stream: bool, leave: impl FnOnce(std::net::TcpStream)) {
+    let _quiet = QUIET.read().unwrap_or_else(PoisonError::into_inner);
     let world = World { gate: Gate::after(steps), chunk: 1, ..World::default() };
     let served = world.serve();
     let connection = served.send(TEXT, &long(40, json!({ "stream": stream })));
@@ -33,6 +35,8 @@ fn leaves_after(steps: usize, stream: bool, leave: impl FnOnce(std::net::TcpStre
     // The server has seen it; the engine is still held.
     let line = served.logged("499");
     assert!(line.contains(&format!("stream={stream}")), "{line}");
+    // The line is written a moment before the engine is told.
+    std::thread::sleep(Duration::from_millis(100));
     served.gate.open();
     let begun = Instant::now();
     served.wait_until_free();

@@ -10,15 +10,15 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
 use tandem::serve::Options;
 
-use super::world::{Events, Gate, Served, World};
+use super::world::{Events, Gate, QUIET, Served, World};
 
 const TEXT: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
@@ -210,19 +210,25 @@ fn open_streams(served: &Served, gate: &Gate) {
 
 /// Makes steps fail until told to stop: mostly a launch, after which the step is made again; sometimes all of a kind, so that the requests
 /// that have it fail.
-fn faults(runtime: &EmulatedRuntime, served: &Served, over: &AtomicBool) {
+fn faults(runtime: &EmulatedRuntime, served: &Served, over: &AtomicBool, seen: &AtomicUsize) {
     let (mut random, client) = (Random(99), served.service.client());
-    while !over.load(Ordering::Relaxed) {
-        if random.below(12) > 0 {
+    // The first is of the second kind, so that a short run meets one.
+    for turn in 0u32.. {
+        if over.load(Ordering::Relaxed) {
+            break;
+        }
+        if turn % 12 > 0 {
             let refuse_launch = Some(1 + random.below(200));
             runtime.set_faults(FaultPlan { refuse_launch, ..FaultPlan::default() });
             std::thread::sleep(Duration::from_millis(20));
             continue;
         }
         let failed = client.status().ended.1;
-        runtime.set_faults(FaultPlan { refuse_kernel: Some("embed".into()), ..FaultPlan::default() });
+        runtime.set_faults(FaultPlan { refuse_kernel: Some("ffn_up".into()), ..FaultPlan::default() });
         let until = Instant::now() + Duration::from_millis(200);
-        while client.status().ended.1 == failed && Instant::now() < until {
+        // The first one goes on until a client has seen it.
+        let first = || seen.load(Ordering::Relaxed) == 0 && !over.load(Ordering::Relaxed);
+        while turn == 0 && first() || client.status().ended.1 == failed && Instant::now() < until {
             std::thread::yield_now();
         }
         runtime.set_faults(FaultPlan::default());
@@ -253,6 +259,7 @@ fn send(served: &Served, first: usize, last: usize, clients: usize, ends: &[Atom
 
 #[test]
 fn a_soak_loses_no_request_no_page_and_no_memory() {
+    let _alone = QUIET.write().unwrap_or_else(PoisonError::into_inner);
     let (requests, clients) = (number("TANDEM_SOAK_REQUESTS", 600), number("TANDEM_SOAK_CLIENTS", 64));
     let runtime = Arc::new(EmulatedRuntime::new(EmulatedOptions::default()).unwrap());
     let accelerator = Arc::new(EmulatedAccelerator::new(runtime.clone()));
@@ -274,7 +281,7 @@ fn a_soak_loses_no_request_no_page_and_no_memory() {
     let some = requests / 5;
     let (mut before, mut after) = (0, 0);
     std::thread::scope(|threads| {
-        threads.spawn(|| faults(&runtime, &served, &over));
+        threads.spawn(|| faults(&runtime, &served, &over, &ends[End::Failed as usize]));
         send(&served, 0, some, clients, &ends);
         before = resident();
         let parts = 4;

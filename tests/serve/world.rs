@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -19,6 +19,9 @@ use crate::support::spelling;
 
 /// Long enough for the slowest machine; waiting for so long is a failure.
 pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Held alone by a test that keeps all cores busy, and together by those that count what happens within a moment.
+pub static QUIET: RwLock<()> = RwLock::new(());
 
 /// Lets a fixed number of steps pass, or all.
 #[derive(Clone, Default)]
