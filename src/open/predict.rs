@@ -284,7 +284,8 @@ impl Scheduling {
 
     /// The placement with experts on the host that is fastest for `work`, of those that `fits` takes: see [`plan::experts_for_requests`].
     pub fn experts_on_host<T>(&self, work: &Workload, fits: impl Fn(Placement) -> Option<T>) -> Option<T> {
-        plan::experts_for_requests(&*self.source, &self.sizes, work, fits).map(|found| found.1)
+        let blocks = 1..=self.sizes.layers();
+        plan::experts_for_requests(&*self.source, &self.sizes, work, blocks, fits).map(|found| found.1)
     }
 
     /// Predictions for a scheduler.

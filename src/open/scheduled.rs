@@ -9,14 +9,11 @@ use super::{Decision, Model, Requests, Running, details};
 use crate::cache::{KvGeometry, PAGE_TOKENS};
 use crate::device::{Accelerator, Kind, Runtime};
 use crate::engine::{Batcher, Engine, Options, Sizes};
-use crate::plan::{ExpertCounts, Workload};
+use crate::plan::{ExpertCounts, FEW_REQUESTS, Workload};
 use crate::program::{Placement, Side};
 use crate::progress::Progress;
 use crate::sched::{self, Targets};
 use crate::{Error, Result};
-
-/// Of a mixture that does not fit the device, requests whose keys and values are to be there, rather than more experts.
-const A_FEW: usize = 8;
 
 /// Default limit of concurrent sequences: beyond it, more sequences do not make a step's weights cheaper for each.
 const MOST_SEQUENCES: usize = 256;
@@ -188,11 +185,11 @@ impl Model {
             Err(Error::Capacity(what))
                 if spec.experts.is_some() && settings.strategies[..] != [Strategy::Auto] =>
             {
-                let few = needs.pages(n.min(A_FEW)).min(most);
+                let few = needs.pages(n.min(FEW_REQUESTS)).min(most);
                 let work = Workload {
                     prompt: needs.mean.0.max(1) as u64,
                     gen_len: needs.mean.1 as u64,
-                    batch: n.min(A_FEW) as u64,
+                    batch: n.min(FEW_REQUESTS) as u64,
                     chunk: options.chunk as u64,
                 };
                 let fits = |base: Placement| {

@@ -30,7 +30,7 @@ mod strategy;
 
 use serde::Serialize;
 
-pub use self::experts::{experts_for_requests, experts_on_host, experts_streamed};
+pub use self::experts::{FEW_REQUESTS, experts_for_requests, experts_on_host};
 pub use self::request::{Fixed, Request, countable};
 pub use self::strategy::Strategy;
 

@@ -44,8 +44,8 @@ mod sublayer;
 pub use crate::hardware::{self, Hardware};
 pub use bytes::{Bytes, FAR_WAYS};
 pub use choose::{
-    Candidate, Fixed, Plan, Request, Strategy, boundary_curve, countable, experts_for_requests,
-    experts_on_host, experts_streamed, plan_with, plan_within,
+    Candidate, FEW_REQUESTS, Fixed, Plan, Request, Strategy, boundary_curve, countable, experts_for_requests,
+    experts_on_host, plan_with, plan_within,
 };
 pub use cost::{Batch, Costs, Direction, Group, Scan};
 pub use experts::ExpertCounts;

@@ -127,12 +127,7 @@ impl Block {
                 self.experts[0].add(self.experts[1]).share(1.0 - share_of(at.device_experts, experts));
             return TwoSided { device: all.device - of_experts.device + 4 * experts as u64, ..all };
         }
-        let whole = match at.weights {
-            Residence::Streamed => true,
-            Residence::StreamedExperts => false,
-            _ => at.computes_ffn_on(Side::Device),
-        };
-        match self.has_experts() && !whole {
+        match self.has_experts() && !at.images_experts() {
             true => TwoSided { device: self.qkv.add(self.out).device, ..all },
             false => all,
         }

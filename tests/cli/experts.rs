@@ -115,31 +115,34 @@ fn experts_on_the_device_give_the_cpus_bits() {
     }
 }
 
+/// Tokens of three requests that share an engine, sorted, and what was said. Each prompt is repeated so often.
+fn requests(model: &str, repeats: usize, more: &[&str]) -> (Vec<Value>, String) {
+    let home = tempfile::tempdir().unwrap();
+    let prompts = home.path().join("prompts.jsonl");
+    let line =
+        |prompt: &str| format!("{}\n", serde_json::json!({ "prompt": format!("{prompt} ").repeat(repeats) }));
+    std::fs::write(&prompts, ["hello there", "once upon a time", "what is it"].map(line).concat()).unwrap();
+    let args = ["generate", "-m", model, "-n", "6", "--deterministic", "--json", "--prompts"];
+    let out = run(tandem(home.path()).args(args).arg(&prompts).args(more));
+    assert!(out.status.success(), "{}", stderr(&out));
+    let said = stderr(&out);
+    let lines = String::from_utf8(out.stdout).unwrap();
+    let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let mut answers: Vec<Value> =
+        lines.filter(|line| line["text"].is_string()).map(|line| line["tokens"].clone()).collect();
+    answers.sort_by_key(Value::to_string);
+    assert_eq!(answers.len(), 3, "{said}");
+    (answers, said)
+}
+
 /// Requests that share the engine, with sides of their own for keys and values, and by every scheduler.
 #[test]
 fn requests_share_an_engine_with_experts_on_either_side() {
-    let home = tempfile::tempdir().unwrap();
-    let prompts = home.path().join("prompts.jsonl");
-    let lines =
-        ["hello there", "once upon a time", "what is it"].map(|p| format!("{{\"prompt\": \"{p}\"}}\n"));
-    std::fs::write(&prompts, lines.concat()).unwrap();
     let of = |device: &str, more: &[&str]| {
-        let args = ["generate", "-m", "synth:tiny-qwen3-moe,dtype=q4_k,seed=2", "-n", "6", "--deterministic"];
-        let prompts = ["--device", device, "--json", "--prompts", prompts.to_str().unwrap()];
-        let out = run(tandem(home.path()).args(args).args(prompts).args(more));
-        assert!(out.status.success(), "{}", stderr(&out));
-        let mut answers: Vec<Value> = String::from_utf8(out.stdout)
-            .unwrap()
-            .lines()
-            .map(|line| serde_json::from_str::<Value>(line).unwrap())
-            .filter(|line| line["text"].is_string())
-            .map(|line| line["text"].clone())
-            .collect();
-        answers.sort_by_key(Value::to_string);
-        answers
+        let device = ["--device", device];
+        requests("synth:tiny-qwen3-moe,dtype=q4_k,seed=2", 1, &[&device, more].concat()).0
     };
     let cpu = of("cpu", &[]);
-    assert_eq!(cpu.len(), 3);
     for way in [&["--strategy", "cpu-moe"][..], &["--n-cpu-moe", "1"], &["--strategy", "experts"]] {
         assert_eq!(cpu, of("emulated", way), "{way:?}");
     }
@@ -152,31 +155,11 @@ fn requests_share_an_engine_with_experts_on_either_side() {
 /// A mixture that does not fit runs by schedulers, too, with experts of some blocks on the host and requests on either side.
 #[test]
 fn schedulers_run_mixtures_that_do_not_fit() {
-    let home = tempfile::tempdir().unwrap();
-    let prompts = home.path().join("prompts.jsonl");
-    let lines = ["hello there", "once upon a time", "what is it"]
-        .map(|p| format!("{{\"prompt\": \"{}\"}}\n", format!("{p} ").repeat(12)));
-    std::fs::write(&prompts, lines.concat()).unwrap();
     let of = |device: &str, more: &[&str]| {
-        let args =
-            ["generate", "-m", "synth:tiny-qwen3-moe,dtype=q4_k,seed=2,layers=5", "-n", "6", "--chunk", "16"];
-        let prompts =
-            ["--deterministic", "--device", device, "--json", "--prompts", prompts.to_str().unwrap()];
-        let out = run(tandem(home.path()).args(args).args(prompts).args(more));
-        assert!(out.status.success(), "{}", stderr(&out));
-        let said = stderr(&out);
-        let mut answers: Vec<Value> = String::from_utf8(out.stdout)
-            .unwrap()
-            .lines()
-            .map(|line| serde_json::from_str::<Value>(line).unwrap())
-            .filter(|line| line["text"].is_string())
-            .map(|line| line["tokens"].clone())
-            .collect();
-        answers.sort_by_key(Value::to_string);
-        (answers, said)
+        let device = ["--chunk", "16", "--device", device];
+        requests("synth:tiny-qwen3-moe,dtype=q4_k,seed=2,layers=5", 12, &[&device, more].concat())
     };
     let (cpu, _) = of("cpu", &[]);
-    assert_eq!(cpu.len(), 3);
     for schedule in ["gpu-only", "neo", "apex", "fastdecode"] {
         let few = ["--strategy", schedule, "--gpu-memory", "5M", "--kv-pages", "8"];
         let (answers, said) = of("emulated", &few);
@@ -211,6 +194,18 @@ fn mixtures_are_simulated() {
     let more = json(&of("qwen3-30b-a3b", "synthetic:100,20,6,0", &["--n-cpu-moe", "44"]));
     assert_eq!(more["experts"]["host"], 44 * 128);
     assert!(rate(&more) < rate(&shorts), "{more} {shorts}");
+    // The number that a run tells gives the same run, with copies for long prompts, too.
+    let long = |more: &[&str]| {
+        let args =
+            ["simulate", "-m", "synth:qwen3-30b-a3b,dtype=q4_k", "--hardware", "rtx4090-desktop", "--json"];
+        let of = ["--gpu-memory", "7.5GB", "--trace", "synthetic:3000,20,6,0", "--strategy", "gpu-only"];
+        run(tandem(home.path()).args(args).args(of).args(more))
+    };
+    let found = long(&[]);
+    let said = stderr(&found);
+    assert!(said.contains("copied to the GPU for"), "{said}");
+    let n = said.split("--n-cpu-moe ").nth(1).unwrap().split(')').next().unwrap();
+    assert_eq!(json(&found), json(&long(&["--n-cpu-moe", n])));
     let dense = of("llama-2-7b", "synthetic:100,20,6,0", &["--n-cpu-moe", "3"]);
     assert_error(&dense, 2, "--n-cpu-moe 3: llama-2-7b has no experts");
     let many = of("qwen3-30b-a3b", "synthetic:100,20,6,0", &["--n-cpu-moe", "49"]);

@@ -58,8 +58,8 @@ pub struct Args {
     /// requests fit the GPU].
     #[arg(long, value_name = "K", allow_negative_numbers = true)]
     pub boundary: Option<u32>,
-    /// Of a mixture of experts, blocks (the first ones) whose experts are on the CPU's side [default: 0, or the fewest with which the model
-    /// and a few requests fit the GPU].
+    /// Of a mixture of experts, blocks whose experts are on the CPU's side: the first ones, or spread evenly where it is faster to copy them to
+    /// the GPU for prompts [default: 0, or the fewest with which the model and a few requests fit the GPU].
     #[arg(long, value_name = "N", allow_negative_numbers = true, conflicts_with = "boundary")]
     pub n_cpu_moe: Option<u32>,
     /// Most pages of keys and values (32 tokens each) on the GPU [default: as many as fit].
@@ -263,9 +263,6 @@ impl Setup {
     }
 }
 
-/// Requests of mean length that a split leaves room for on the GPU.
-const A_FEW: u64 = 8;
-
 /// The costs of a machine, by its timings if there are any.
 fn costs(hardware: &Hardware, tables: Option<&Tables>) -> Arc<dyn CostSource> {
     match tables {
@@ -307,9 +304,12 @@ fn split(
     let work = plan::Workload {
         prompt: mean(|r| r.input).max(1),
         gen_len: mean(|r| r.output),
-        batch: A_FEW,
+        batch: plan::FEW_REQUESTS as u64,
         chunk: room.rows.into(),
     };
+    let sum: u64 = lengths.iter().map(|&n| u64::from(n)).sum();
+    let few = plan::FEW_REQUESTS as u64 * sum / lengths.len().max(1) as u64;
+    let enough = |found: &Split| found.capacity.tokens().0 as u64 >= few;
     let is_mixture = sizes.spec.experts.is_some();
     if let Some(n) = args.n_cpu_moe {
         let n = n as usize;
@@ -317,20 +317,25 @@ fn split(
             let what = if is_mixture { format!("has {layers} blocks") } else { "has no experts".into() };
             return Err(Error::usage(format!("--n-cpu-moe {n}: {} {what}", sizes.spec.name)).into());
         }
-        let placement = plan::experts_on_host(sizes, n);
-        return Ok(of(0, placement)?);
+        // As where N was found, if there is as much room.
+        let at_n = |wanted: &dyn Fn(&Split) -> bool| {
+            let fits = |placement: Placement| of(0, placement).ok().filter(wanted);
+            plan::experts_for_requests(source, sizes, &work, n..=n, fits)
+        };
+        return match at_n(&enough).or_else(|| at_n(&|_| true)) {
+            Some((_, split)) => Ok(split),
+            // For the numbers.
+            None => Ok(of(0, plan::experts_on_host(sizes, n))?),
+        };
     }
     let whole = match args.boundary {
         Some(k) => return Ok(at(k as usize)?),
         None => at(0),
     };
     let Err(error @ Error::Capacity(_)) = whole else { return Ok(whole?) };
-    let sum: u64 = lengths.iter().map(|&n| u64::from(n)).sum();
-    let few = A_FEW * sum / lengths.len().max(1) as u64;
-    let enough = |found: &Split| found.capacity.tokens().0 as u64 >= few;
     if is_mixture {
         let fits = |placement: Placement| of(0, placement).ok().filter(enough);
-        let Some((n, found)) = plan::experts_for_requests(source, sizes, &work, fits) else {
+        let Some((n, found)) = plan::experts_for_requests(source, sizes, &work, 1..=layers, fits) else {
             return Err(of(0, plan::experts_on_host(sizes, layers)).err().unwrap_or(error).into());
         };
         progress::note(&format!(

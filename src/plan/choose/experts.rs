@@ -21,13 +21,16 @@
 //! Blocks with a dense feed-forward are wholly on the GPU, or (not of `ncmoe`) on the CPU like experts. Where not all blocks fit, the
 //! first are on the CPU.
 
+mod requests;
+
+pub use self::requests::{FEW_REQUESTS, experts_for_requests, experts_on_host};
+
 use super::planner::{Draft, ENDS, Ends, Planner};
 use super::{Candidate, Strategy};
 use crate::plan::cost::Costs;
 use crate::plan::price::{Workload, price};
 use crate::plan::search::most;
 use crate::plan::sizes::Sizes;
-use crate::plan::step_times::CostSource;
 use crate::program::{COPY_LANE_ROWS, LayerPlacement, Placement, Policy, Residence, Side, Staging, Sublayer};
 
 /// Placements whose programs are run.
@@ -120,64 +123,6 @@ fn stream_rows(costs: &dyn Costs, sizes: &Sizes, placement: &Placement, chunk: u
     }
     let fewer = most(chunk as usize - 1, |below| pays(chunk - below as u64));
     Some((chunk - fewer as u64) as u32)
-}
-
-/// All on the GPU but the experts of the first `blocks`, for requests whose keys and values are on either side.
-pub fn experts_on_host(sizes: &Sizes, blocks: usize) -> Placement {
-    requests(sizes, |l| (l < blocks).then(|| layer(Side::Device, Side::Host)))
-}
-
-/// The same of as many blocks spread evenly, whose experts are copied to the GPU for steps of as many rows of prompts as pay; `None` if none of
-/// up to `chunk` rows does.
-pub fn experts_streamed(costs: &dyn Costs, sizes: &Sizes, blocks: usize, chunk: u64) -> Option<Placement> {
-    let n = sizes.layers();
-    let mut placement = requests(sizes, |l| is_spread(l, blocks, n).then(|| streamed(Side::Device)));
-    placement.stream_rows = stream_rows(costs, sizes, &placement, chunk)?;
-    Some(placement)
-}
-
-/// All on the GPU but what `of` says of blocks with experts.
-fn requests(sizes: &Sizes, of: impl Fn(usize) -> Option<LayerPlacement>) -> Placement {
-    let mut placement = Placement::all(Side::Device, sizes.layers(), 0);
-    for (l, at) in placement.layers.iter_mut().enumerate() {
-        if let Some(other) = of(l).filter(|_| sizes.spec.experts_of(l).is_some()) {
-            *at = other;
-        }
-    }
-    placement
-}
-
-/// The fastest of placements with experts on the host that fit: with as few blocks' there as `fits` allows, in place or copied to the GPU for
-/// prompts, by the time that `work` takes. `None` if none fits.
-pub fn experts_for_requests<T>(
-    source: &dyn CostSource,
-    sizes: &Sizes,
-    work: &Workload,
-    fits: impl Fn(Placement) -> Option<T>,
-) -> Option<(usize, T)> {
-    let n = sizes.layers();
-    let mut best: Option<(f64, usize, T)> = None;
-    for streams in [false, true] {
-        let found = (1..=n).find_map(|blocks| {
-            let (mut placement, mut seconds) = (None, 0.0);
-            source.ask(sizes, &mut |costs| {
-                placement = match streams {
-                    true => experts_streamed(costs, sizes, blocks, work.chunk),
-                    false => Some(experts_on_host(sizes, blocks)),
-                };
-                seconds = placement.as_ref().map_or(0.0, |placement| {
-                    let all = Placement { device_pages: usize::MAX >> 1, ..placement.clone() };
-                    let t = price(costs, sizes, &all, work);
-                    t.prefill + work.gen_len as f64 * t.step
-                });
-            });
-            Some((seconds, blocks, fits(placement?)?))
-        });
-        if let Some(found) = found.filter(|found| best.as_ref().is_none_or(|best| found.0 < best.0)) {
-            best = Some(found);
-        }
-    }
-    best.map(|(_, blocks, fitting)| (blocks, fitting))
 }
 
 fn place(planner: &Planner<'_>, sides: Sides, [embedding, head]: Ends, on_host: OnHost) -> Placement {
