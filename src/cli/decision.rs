@@ -117,7 +117,6 @@ impl Told<'_> {
         let on_host = layers.iter().take_while(|l| l.weights == Residence::Host).count();
         let there = |l: &LayerPlacement| matches!(l.weights, Residence::Both | Residence::StreamedExperts);
         let experts_from = layers.iter().rposition(there).map_or(on_host, |l| l + 1);
-        let some = layers.iter().filter(|l| there(l)).count();
         let mut parts = Vec::new();
         if on_host > 0 {
             parts.push(format!("{} on the cpu", blocks(0..on_host)));
@@ -126,21 +125,20 @@ impl Told<'_> {
             Some(Side::Host) => ", keys and values",
             _ => "",
         };
-        if experts_from - on_host > some {
-            let n = layers.len();
-            parts.push(format!(
-                "{} on {device}{kv} but for the experts of {some}, spread evenly",
-                blocks(on_host..n)
-            ));
-        } else if some > 0 {
+        let streamed = layers.iter().filter(|l| l.weights == Residence::StreamedExperts).count();
+        let front = layers[on_host..experts_from].iter().all(there);
+        if streamed > 0 && !front {
+            let but = format!("the experts of {streamed}{kv}");
+            parts.push(format!("{} on {device} but for {but}, spread evenly", blocks(on_host..layers.len())));
+        } else if experts_from > on_host {
             parts
                 .push(format!("{} on {device}, their experts{kv} on the cpu", blocks(on_host..experts_from)));
         }
-        if layers.iter().any(|l| l.weights == Residence::StreamedExperts) {
+        if streamed > 0 {
             let rows = self.0.placement.stream_rows.max(1);
-            parts.push(format!("copied to {device} for {rows} rows of prompts or more"));
+            parts.push(format!("experts copied to {device} for {rows} rows of prompts or more"));
         }
-        if experts_from < layers.len() && experts_from - on_host == some {
+        if experts_from < layers.len() && (streamed == 0 || front) {
             let but = if kv.is_empty() { "" } else { " but for keys and values" };
             parts.push(format!("{} wholly on {device}{but}", blocks(experts_from..layers.len())));
         }

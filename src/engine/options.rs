@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::cache::KvGeometry;
-use crate::cache::KvType;
+use crate::cache::{KvGeometry, KvType};
 use crate::host::NumaBinding;
 use crate::model::{ModelSpec, Position, Rope, RouterProfile};
 use crate::plan::StepTimes;

@@ -179,11 +179,13 @@ impl Settings {
     /// The strategy. A setting that only one strategy has selects it.
     pub fn strategy(&self) -> Strategy {
         match self.strategies[0] {
-            Strategy::Auto if self.fixed.boundary.is_some() => Strategy::Helm,
-            Strategy::Auto if self.fixed.experts_on_host.is_some() => Strategy::Ncmoe,
-            Strategy::Auto if self.fixed.gpu_experts.is_some() => Strategy::Experts,
-            Strategy::Auto if self.fixed.is_some() => Strategy::Lia,
-            Strategy::Auto if self.kv_pages.is_some() && self.device != Device::Cpu => Strategy::Helm,
+            Strategy::Auto => match self.fixed.strategy() {
+                Some(of) => {
+                    Strategy::ALL.into_iter().find(|s| s.name() == of.name()).expect("one of its names")
+                }
+                None if self.kv_pages.is_some() && self.device != Device::Cpu => Strategy::Helm,
+                None => Strategy::Auto,
+            },
             strategy => strategy,
         }
     }

@@ -167,12 +167,8 @@ pub struct LayerPlacement {
     pub device_experts: u16,
 }
 
-fn is_nil(n: &u32) -> bool {
-    *n == 0
-}
-
-fn is_zero(n: &u16) -> bool {
-    *n == 0
+fn is_zero<T: Default + PartialEq>(n: &T) -> bool {
+    *n == T::default()
 }
 
 impl LayerPlacement {
@@ -193,6 +189,16 @@ impl LayerPlacement {
     /// Whether both sides compute experts of it.
     pub fn is_divided(&self) -> bool {
         self.device_experts > 0
+    }
+
+    /// Whether an image of it for the device has experts, if the block has some: where the device computes them, unless they are streamed
+    /// by themselves, and in a block that is streamed as a whole.
+    pub fn images_experts(&self) -> bool {
+        match self.weights {
+            Residence::Streamed => true,
+            Residence::StreamedExperts => false,
+            Residence::Host | Residence::Device | Residence::Both => self.computes_ffn_on(Side::Device),
+        }
     }
 
     /// Whether the host multiplies with its weights.
@@ -247,7 +253,7 @@ pub struct Placement {
     pub copy_lane_rows: u32,
     /// From how many rows of prompts in an iteration on experts are streamed for them ([`Residence::StreamedExperts`]): reading them once
     /// from host memory takes less time than copying them for a few rows. Fewer rows go where decode rows go.
-    #[serde(default, skip_serializing_if = "is_nil")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub stream_rows: u32,
 }
 

@@ -248,50 +248,24 @@ fn quantiles_are_of_the_nearest_rank() {
 #[test]
 fn capacity_is_what_is_left_beside_the_weights() {
     let machine = Machine::new();
+    let whole = Placement::all(Side::Device, machine.sizes.layers(), 0);
+    let of = |hardware: &Hardware, room: &Room| Capacity::of(hardware, &machine.sizes, room, &whole);
     let room = Room { rows: 2048, sequences: 256, context: 1024, gpu_memory: None, host_memory: None };
-    let all = Capacity::of(
-        &machine.hardware,
-        &machine.sizes,
-        &room,
-        &Placement::all(Side::Device, machine.sizes.layers(), 0),
-    )
-    .unwrap();
+    let all = of(&machine.hardware, &room).unwrap();
     // 15.5 GB, 13.5 of weights, some hundred MB of activations; 16.8 MB a page.
     assert!((60..120).contains(&all.device_pages), "{all:?}");
     assert!((9000..10_800).contains(&all.host_pages), "{all:?}");
     let small = Room { host_memory: Some(1 << 30), ..room };
-    assert!(
-        Capacity::of(
-            &machine.hardware,
-            &machine.sizes,
-            &small,
-            &Placement::all(Side::Device, machine.sizes.layers(), 0)
-        )
-        .unwrap()
-        .host_pages
-            < 64
-    );
+    assert!(of(&machine.hardware, &small).unwrap().host_pages < 64);
     let none = Room { gpu_memory: Some(8 << 30), ..room };
-    let error = Capacity::of(
-        &machine.hardware,
-        &machine.sizes,
-        &none,
-        &Placement::all(Side::Device, machine.sizes.layers(), 0),
-    )
-    .unwrap_err()
-    .to_string();
+    let error = of(&machine.hardware, &none).unwrap_err().to_string();
     assert!(
         error.contains("llama-2-7b on t4-xeon: weights and activations take") && error.contains("8.59 GB"),
         "{error}"
     );
     let mut cpu = machine.hardware.clone();
     cpu.accelerator = None;
-    assert!(
-        Capacity::of(&cpu, &machine.sizes, &room, &Placement::all(Side::Device, machine.sizes.layers(), 0))
-            .unwrap_err()
-            .to_string()
-            .contains("describes no GPU")
-    );
+    assert!(of(&cpu, &room).unwrap_err().to_string().contains("describes no GPU"));
 }
 
 proptest! {

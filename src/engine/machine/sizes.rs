@@ -189,12 +189,7 @@ impl Sizes {
         placement: &'a Placement,
     ) -> impl Iterator<Item = (&'a LayerPlacement, &'a LayerLayout)> {
         let of = |(l, at): (usize, &'a LayerPlacement)| {
-            let whole = match at.weights {
-                Residence::Streamed => true,
-                Residence::StreamedExperts => false,
-                _ => at.computes_ffn_on(Side::Device),
-            };
-            let bare = self.bare.get(l).and_then(Option::as_ref).filter(|_| !whole);
+            let bare = self.bare.get(l).and_then(Option::as_ref).filter(|_| !at.images_experts());
             (at, bare.unwrap_or(&self.layouts[l]))
         };
         placement.layers.iter().enumerate().map(of)
