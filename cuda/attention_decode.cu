@@ -1,8 +1,9 @@
 // attention_decode.cu    out = sum_t softmax(scale * q . k_t) v_t      paged GQA, one query a sequence
 //
-// in     q [rows][n_heads * D] and pages [page][kv_head][K, V][32][D] of the KV type T; a work list (abi/attention.h)
+// in     q [rows][n_heads * D] and pages [page][kv_head][K, V][32][D] of the KV type T (q8: codes and their scales, queries in
+//        f16: attention.cuh); a work list (abi/attention.h)
 // out    [rows][n_heads * D], bf16 or f16; or (m, s, o) in f32 of rows that are finished elsewhere
-// launch decode_attention_T_dD: any grid (blocks take items in turns), block 128, shared Tile<D>::BYTES
+// launch decode_attention_T_dD: any grid (blocks take items in turns), block 128, shared Tile<T, D>::BYTES
 //        attention_merge_T: grid any, block 128, no shared memory
 // tile   block = one item (a row, a KV head, up to 8 query heads of its group, a split of the tokens); each warp takes
 //        every fourth 16 tokens, with a ring of its own in shared memory: no block barrier until the end. Larger
@@ -12,6 +13,11 @@
 //                                                 model wants it
 //            P^T = exp2(S^T - m)                  transposed in registers to the k16 x n8 operand
 //            O^T[D][8 heads] += V^T . P^T         V by ldmatrix.trans
+//
+//        q8: a lane's four codes of a key are its elements of the m16 x k16 operand, so the queries' elements have that
+//        order; of values, ldmatrix.trans brings pairs of codes, (d, d + 1) of two tokens, that become rows of the operand.
+//        Scores are times the keys' scales before the soft-cap, weights times the values' before P. Two instructions a
+//        pair of codes: ~1.6 of 16 bits' instructions for 16 tokens, half of the bytes
 //
 // bound  memory: 2 * tokens * D * 2 bytes per KV head. In flight: 4 warps * (stages - 1) units of 16 * D * 2 bytes a
 //        block, 32 KB at D = 128 and 4 blocks an SM, where an H200 needs 26 KB an SM. An SM may spend 390 cycles on
@@ -36,9 +42,10 @@ constexpr int KEYS = 16; // tokens that a warp takes at a time: the m16 of mma
 constexpr int HEADS = DECODE_HEADS;
 
 // Mirrored by decode.rs.
-template <int D> struct Tile {
+template <class T, int D> struct Tile {
     static constexpr int STAGES = D <= 96 ? 4 : D <= 128 || TANDEM_SM >= 80 ? 3 : 2; // a T4 has 64 KB, and no cp.async
-    static constexpr int UNIT = KEYS * D * 2;                                       // bytes of 16 keys, or their values
+    static constexpr int SCALES = KEYS * ROW<T, D>;                                 // where those of keys, then of values, begin
+    static constexpr int UNIT = SCALES + (Stored<T>::SCALED ? 2 * KEYS * 4 : 0);    // bytes of 16 keys, or their values
     static constexpr int BYTES = WARPS * STAGES * UNIT;
     // Warps hand their results over in the ring's memory: o[warp][head][D + 4], then (m, s)[warp][head]. The padding
     // puts the four head pairs that a store of O^T touches on different banks.
@@ -53,8 +60,10 @@ struct Running {
 
 // A warp's part of an item: every fourth 16 tokens of [begin, end), into o (d x heads) and two heads' running sums.
 template <class T, int D> struct WarpPass {
-    static constexpr u32 CHUNKS = D / 8; // 16 bytes each, of a row
-    static constexpr int STAGES = Tile<D>::STAGES, UNIT = Tile<D>::UNIT;
+    using Half = typename Stored<T>::Half;
+    static constexpr bool SCALED = Stored<T>::SCALED;
+    static constexpr u32 CHUNKS = ROW<T, D> / 16; // 16 bytes each, of a row
+    static constexpr int STAGES = Tile<T, D>::STAGES, UNIT = Tile<T, D>::UNIT;
 
     const DecodeAttentionParams& p;
     const DecodeItem& item;
@@ -66,20 +75,54 @@ template <class T, int D> struct WarpPass {
     u32 my_page; // lane i: page of the i-th
 
     // Starts copying unit `u` (keys of the u/2-th 16 tokens if even, values if odd) to `slot`; an empty group at the end.
+    // Scales come with the keys, those of values too: weights are made before values are waited for.
     DEVICE void copy(u32 u, u32 slot) const {
         if (u / 2 < n) {
             const u32 token0 = (first + u / 2 * WARPS) * KEYS;
             const u32 page = __shfl_sync(~0u, my_page, u / 2);
-            const T* from = page_half<T, D>(p.kv, page, p.n_kv_heads, kv_head, u % 2) + token0 % KV_PAGE_TOKENS * D;
+            const auto* const half = page_half<T, D>(p.kv, page, p.n_kv_heads, kv_head, u % 2);
+            const auto* const from = half + token0 % KV_PAGE_TOKENS * D;
 #pragma unroll(COPY_UNROLL)
-            for (u32 i = 0; i < KEYS * CHUNKS / 32; i++) {
+            for (u32 i = 0; i < ceil_div(KEYS * CHUNKS, 32); i++) {
                 const u32 c = lane + 32 * i, token = token0 + c / CHUNKS;
+                if (KEYS * CHUNKS % 32 && c >= KEYS * CHUNKS) break;
                 // Zeros for tokens outside: what memory holds there may be NaN, and 0 * NaN is not 0.
-                cp_async_16(ring + slot * UNIT + swizzle<2 * D>(c / CHUNKS, c % CHUNKS), from + c * 8,
+                cp_async_16(ring + slot * UNIT + swizzle<ROW<T, D>>(c / CHUNKS, c % CHUNKS), from + c * CHUNK<T>,
                             item.begin <= token && token < item.end);
             }
+            if (SCALED && u % 2 == 0 && lane < 2 * KEYS / 4)
+                cp_async_16(ring + slot * UNIT + Tile<T, D>::SCALES + lane * 16,
+                            half + lane / (KEYS / 4) * PAGE_HALF<T, D> + SCALES_AT<D> + token0 % KV_PAGE_TOKENS * 4 + lane % (KEYS / 4) * 16);
         }
         cp_async_commit();
+    }
+
+    // Elements 16 * k.. of 16 keys as the m16 x k16 operand.
+    DEVICE void keys_of(const u8* keys, u32 k, u32 a[4]) const {
+        if constexpr (SCALED) {
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                const u32 codes = biased(*(const u32*)(keys + swizzle<D>(lane / 4 + 8 * i, k) + lane % 4 * 4));
+                a[i] = first_codes(codes), a[2 + i] = last_codes(codes);
+            }
+        } else {
+            ldmatrix_x4(a, keys + swizzle<2 * D>(lane % 16, 2 * k + lane / 16));
+        }
+    }
+
+    // Elements 16 * t.. of 16 tokens' values as the m16 x k16 operand; of q8 its row r is element 2 * (r % 8) + r / 8.
+    DEVICE void values_of(const u8* values, u32 t, u32 a[4]) const {
+        if constexpr (SCALED) {
+            u32 tokens[2];
+            ldmatrix_x2_trans(tokens, values + swizzle<D>(lane % 16, t));
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                const u32 codes = biased(tokens[i]);
+                a[2 * i] = even_codes(codes), a[2 * i + 1] = odd_codes(codes);
+            }
+        } else {
+            ldmatrix_x4_trans(a, values + swizzle<2 * D>(lane % 8 + lane / 16 * 8, 2 * t + lane / 8 % 2));
+        }
     }
 
     // x[key lane/4 (+8)][head 2 * (lane%4) (+1)]
@@ -88,11 +131,14 @@ template <class T, int D> struct WarpPass {
 #pragma unroll
         for (u32 k = 0; k < D / 16; k++) {
             u32 a[4];
-            ldmatrix_x4(a, keys + swizzle<2 * D>(lane % 16, 2 * k + lane / 16));
-            mma_16816<T>(k % 2 ? odd : even, a, q[k]);
+            keys_of(keys, k, a);
+            mma_16816<Half>(k % 2 ? odd : even, a, q[k]);
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) x[i] = even[i] + odd[i];
+        for (int i = 0; i < 4; i++) {
+            x[i] = even[i] + odd[i];
+            if (SCALED) x[i] *= ((const float*)(keys + Tile<T, D>::SCALES))[lane / 4 + i / 2 * 8];
+        }
         if (p.cap_span != 0.0f)
 #pragma unroll
             for (int i = 0; i < 4; i++) x[i] = soft_capped(x[i], p.cap_span, p.cap_slope);
@@ -113,16 +159,25 @@ template <class T, int D> struct WarpPass {
 
             float x[4];
             scores(ring + from * UNIT, q, x);
-            from = from + 1 == STAGES ? 0 : from + 1;
 
             const u32 key = (first + i * WARPS) * KEYS + lane / 4;
             const bool seen[2] = {item.begin <= key && key < item.end, item.begin <= key + 8 && key + 8 < item.end};
+            float scale[2], exponent[2] = {};
+            if (SCALED) {
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    const float of = ((const float*)(ring + from * UNIT + Tile<T, D>::SCALES))[KEYS + lane / 4 + 8 * j];
+                    scale[j] = seen[j] ? of : 0.0f; // 0 * NaN is not 0
+                    exponent[j] = scale_exponent(scale[j]);
+                }
+            }
+            from = from + 1 == STAGES ? 0 : from + 1;
             float rescale[2];
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 x[h] = seen[0] ? x[h] : NEG_INF;
                 x[2 + h] = seen[1] ? x[2 + h] : NEG_INF;
-                float m = fmaxf(x[h], x[2 + h]);
+                float m = fmaxf(x[h] + exponent[0], x[2 + h] + exponent[1]);
 #pragma unroll
                 for (int d = 4; d < 32; d *= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, d));
                 m = fmaxf(m, head[h].m);
@@ -132,11 +187,18 @@ template <class T, int D> struct WarpPass {
                 x[h] = ex2(x[h] - base);
                 x[2 + h] = ex2(x[2 + h] - base);
             }
-            const u32 p_lo = pack2<T>(x[0], x[1]), p_hi = pack2<T>(x[2], x[3]);
-            // Summed as rounded: the result is a mean of values, whatever T is.
-            const float2 lo = unpack2<T>(p_lo), hi = unpack2<T>(p_hi);
-            head[0].s = head[0].s * rescale[0] + (lo.x + hi.x);
-            head[1].s = head[1].s * rescale[1] + (lo.y + hi.y);
+            u32 p_lo, p_hi;
+            if (SCALED) {
+                p_lo = pack2<Half>(x[0] * scale[0], x[1] * scale[0]), p_hi = pack2<Half>(x[2] * scale[1], x[3] * scale[1]);
+#pragma unroll
+                for (int h = 0; h < 2; h++) head[h].s = head[h].s * rescale[h] + (x[h] + x[2 + h]);
+            } else {
+                p_lo = pack2<Half>(x[0], x[1]), p_hi = pack2<Half>(x[2], x[3]);
+                // Summed as rounded: the result is a mean of values, whatever T is.
+                const float2 lo = unpack2<Half>(p_lo), hi = unpack2<Half>(p_hi);
+                head[0].s = head[0].s * rescale[0] + (lo.x + hi.x);
+                head[1].s = head[1].s * rescale[1] + (lo.y + hi.y);
+            }
             if (__ballot_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
 #pragma unroll
                 for (u32 t = 0; t < D / 16; t++) {
@@ -155,8 +217,8 @@ template <class T, int D> struct WarpPass {
 #pragma unroll
             for (u32 t = 0; t < D / 16; t++) {
                 u32 a[4];
-                ldmatrix_x4_trans(a, values + swizzle<2 * D>(lane % 8 + lane / 16 * 8, 2 * t + lane / 8 % 2));
-                mma_16816<T>(o[t], a, weights);
+                values_of(values, t, a);
+                mma_16816<Half>(o[t], a, weights);
             }
         }
         cp_async_wait<0>();
@@ -219,20 +281,21 @@ template <class T, int D> DEVICE void run_item(const DecodeAttentionParams& p, c
     // Queries as the n8 operand: head lane/4, elements 2 * (lane%4) + {0, 1, 8, 9} of each 16.
     u32 q[D / 16][2];
     const bool real = lane / 4 < heads;
-    const u32* row = (const u32*)((const T*)p.q + ((u64)item.row * p.n_heads + head0 + (real ? lane / 4 : 0)) * D) + lane % 4;
+    constexpr bool SCALED = Stored<T>::SCALED; // then its elements are 4 * (lane%4) + {0, 1, 2, 3}
+    const u32* row = (const u32*)((const u16*)p.q + ((u64)item.row * p.n_heads + head0 + (real ? lane / 4 : 0)) * D) + lane % 4 * (SCALED ? 2 : 1);
 #pragma unroll
     for (u32 k = 0; k < D / 16; k++) {
         q[k][0] = real ? row[8 * k] : 0;
-        q[k][1] = real ? row[8 * k + 4] : 0;
+        q[k][1] = real ? row[8 * k + (SCALED ? 1 : 4)] : 0;
     }
 
     float o[D / 16][4] = {};
     Running run[2];
-    WarpPass<T, D>{p, item, kv_head, smem + warp * (Tile<D>::STAGES * Tile<D>::UNIT), lane, first, n, my_page}.run(q, o, run);
+    WarpPass<T, D>{p, item, kv_head, smem + warp * (Tile<T, D>::STAGES * Tile<T, D>::UNIT), lane, first, n, my_page}.run(q, o, run);
 
     __syncthreads(); // the rings are read: their memory carries results now
     float* const all_o = (float*)smem;
-    float* const all_ms = all_o + WARPS * HEADS * Tile<D>::O_STRIDE;
+    float* const all_ms = all_o + WARPS * HEADS * Tile<T, D>::O_STRIDE;
     const u32 pair = lane % 4 * 2;
     if (lane < 4)
 #pragma unroll
@@ -240,18 +303,18 @@ template <class T, int D> DEVICE void run_item(const DecodeAttentionParams& p, c
             all_ms[2 * (warp * HEADS + pair + h)] = run[h].m;
             all_ms[2 * (warp * HEADS + pair + h) + 1] = run[h].s;
         }
-    float* const my_o = all_o + (warp * HEADS + pair) * Tile<D>::O_STRIDE + lane / 4;
+    float* const my_o = all_o + (warp * HEADS + pair) * Tile<T, D>::O_STRIDE + lane / 4 * (SCALED ? 2 : 1);
 #pragma unroll
     for (u32 t = 0; t < D / 16; t++)
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) my_o[i % 2 * Tile<D>::O_STRIDE + 16 * t + i / 2 * 8] = o[t][i];
+        for (u32 i = 0; i < 4; i++) my_o[i % 2 * Tile<T, D>::O_STRIDE + 16 * t + i / 2 * (SCALED ? 1 : 8)] = o[t][i];
     __syncthreads();
 
     // From here on a thread has four elements of a head at a time.
     const bool whole = item.n_splits == 1;
     for (u32 e = tid; e < heads * (D / 4); e += WARPS * 32) {
         const u32 h = e / (D / 4), d = e % (D / 4) * 4;
-        const Merged r = merge(WARPS, all_ms + 2 * h, 2 * HEADS, all_o + h * Tile<D>::O_STRIDE + d, HEADS * Tile<D>::O_STRIDE);
+        const Merged r = merge(WARPS, all_ms + 2 * h, 2 * HEADS, all_o + h * Tile<T, D>::O_STRIDE + d, HEADS * Tile<T, D>::O_STRIDE);
         if (whole) {
             finish<D>(p, item, head0 + h, d, r);
         } else {
@@ -318,6 +381,7 @@ template <class T> DEVICE void merge_two(const AttentionMergeParams& p) {
 #define DECODE_KERNELS(T) DECODE_KERNEL(T, 64) DECODE_KERNEL(T, 80) DECODE_KERNEL(T, 96) DECODE_KERNEL(T, 128) DECODE_KERNEL(T, 256)
 
 DECODE_KERNELS(f16)
+DECODE_KERNELS(q8)
 #if TANDEM_SM >= 80
 DECODE_KERNELS(bf16)
 #endif

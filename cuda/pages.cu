@@ -23,22 +23,13 @@
 // no-spill all
 // no-stack all
 #include "common.cuh"
+#include "pages.cuh"
 #include "ptx.cuh"
 
 namespace pages {
 
-constexpr u32 TOKENS = KV_PAGE_TOKENS;
-constexpr u32 THREADS = 256;
-constexpr u32 MOST_DIMS = 256;
 // 16-byte pieces of K, and of V, that a thread holds. A (layer, page, head) has 4 * head_dim of each, whole warps of them.
 constexpr int HELD = 4 * MOST_DIMS / THREADS;
-
-// One (layer, page, head): addresses in both layouts, and how many of its tokens exist.
-struct Place {
-    u16* device;
-    u16* host;
-    u32 n_tokens;
-};
 
 struct Pieces {
     uint4 k[HELD], v[HELD];
@@ -47,15 +38,8 @@ struct Pieces {
 // Words of a token's row in the shared transpose.
 DEVICE u32 shared_stride(u32 head_dim) { return head_dim / 2 + 2; }
 
-// Elements of K, after which V begins.
-DEVICE u32 half_page(u32 head_dim) { return TOKENS * head_dim; }
-
-DEVICE Place place_of(const PagesParams& p, u32 i) {
-    u32 head = i % p.n_kv_heads, page = i / p.n_kv_heads % p.n_pages, layer = i / p.n_kv_heads / p.n_pages;
-    u64 elements = 2 * half_page(p.head_dim);
-    return Place{p.layers[layer].device + ((u64)p.pages[page].device * p.n_kv_heads + head) * elements,
-                 p.layers[layer].host + ((u64)p.pages[page].host * p.n_kv_heads + head) * elements, p.pages[page].tokens};
-}
+// Bytes of K, after which V begins.
+DEVICE u32 half_page(u32 head_dim) { return TOKENS * head_dim * 2; }
 
 // Where, in the shared transpose, the four words of host piece `i` of K lie: four tokens of one pair of dims.
 DEVICE u32 k_piece(u32 i, u32 head_dim) {
@@ -98,20 +82,26 @@ template <class F> DEVICE void each_piece(u32 head_dim, F f) {
     }
 }
 
-struct ToHost {
+struct Way {
+    using Held = Pieces;
+    static DEVICE u32 half_bytes(u32 head_dim) { return half_page(head_dim); }
+};
+
+struct ToHost : Way {
     // Eight dims of a token, or zeros.
-    static DEVICE uint4 row_piece(const Place& at, const u16* rows, u32 token, u32 head_dim, u32 piece) {
-        return token < at.n_tokens ? ld_16(rows + token * head_dim + piece * 8) : make_uint4(0, 0, 0, 0);
+    static DEVICE uint4 row_piece(const Place& at, const u8* rows, u32 token, u32 head_dim, u32 piece) {
+        return token < at.n_tokens ? ld_16(rows + (token * head_dim + piece * 8) * 2) : make_uint4(0, 0, 0, 0);
     }
     static DEVICE void load(const Place& at, u32 head_dim, Pieces& held) {
-        const u16 *k = at.device, *v = at.device + half_page(head_dim);
+        const u8 *k = at.device, *v = at.device + half_page(head_dim);
         u32 pieces = head_dim / 8;
         each_piece(head_dim, [&](u32 i, int j) { held.k[j] = row_piece(at, k, i / pieces, head_dim, i % pieces); });
         each_piece(head_dim, [&](u32 i, int j) {
             held.v[j] = row_piece(at, v, v_token(i, head_dim), head_dim, v_piece(i, head_dim));
         });
     }
-    static DEVICE void stage_k(u32 head_dim, u32* words, const Pieces& held) {
+    static DEVICE void stage(u32 head_dim, u8* shared, const Pieces& held) {
+        u32* const words = (u32*)shared;
         u32 pieces = head_dim / 8;
         each_piece(head_dim, [&](u32 i, int j) {
             uint2* to = (uint2*)(words + i / pieces * shared_stride(head_dim) + i % pieces * 4);
@@ -119,11 +109,12 @@ struct ToHost {
             to[1] = make_uint2(held.k[j].z, held.k[j].w);
         });
     }
-    static DEVICE void store_v(const Place& at, u32 head_dim, const Pieces& held) {
+    static DEVICE void store_first(const Place& at, u32 head_dim, const Pieces& held) {
         uint4* to = (uint4*)(at.host + half_page(head_dim));
         each_piece(head_dim, [&](u32 i, int j) { to[i] = v_interleaved(held.v[j]); });
     }
-    static DEVICE void store_k(const Place& at, u32 head_dim, const u32* words) {
+    static DEVICE void store_last(const Place& at, u32 head_dim, const u8* shared) {
+        const u32* const words = (const u32*)shared;
         u32 stride = shared_stride(head_dim);
         each_piece(head_dim, [&](u32 i, int) {
             const u32* from = words + k_piece(i, head_dim);
@@ -132,20 +123,21 @@ struct ToHost {
     }
 };
 
-struct FromHost {
+struct FromHost : Way {
     static DEVICE void load(const Place& at, u32 head_dim, Pieces& held) {
         const uint4 *k = (const uint4*)at.host, *v = (const uint4*)(at.host + half_page(head_dim));
         each_piece(head_dim, [&](u32 i, int j) { held.k[j] = k[i]; });
         each_piece(head_dim, [&](u32 i, int j) { held.v[j] = v[i]; });
     }
-    static DEVICE void stage_k(u32 head_dim, u32* words, const Pieces& held) {
+    static DEVICE void stage(u32 head_dim, u8* shared, const Pieces& held) {
+        u32* const words = (u32*)shared;
         u32 stride = shared_stride(head_dim);
         each_piece(head_dim, [&](u32 i, int j) {
             u32* to = words + k_piece(i, head_dim);
             to[0] = held.k[j].x, to[stride] = held.k[j].y, to[2 * stride] = held.k[j].z, to[3 * stride] = held.k[j].w;
         });
     }
-    static DEVICE void store_v(const Place& at, u32 head_dim, const Pieces& held) {
+    static DEVICE void store_first(const Place& at, u32 head_dim, const Pieces& held) {
         uint4* to = (uint4*)(at.device + half_page(head_dim));
         each_piece(head_dim, [&](u32 i, int j) {
             u32 token = v_token(i, head_dim);
@@ -153,7 +145,8 @@ struct FromHost {
             to[token * (head_dim / 8) + v_piece(i, head_dim)] = token < at.n_tokens ? row : make_uint4(0, 0, 0, 0);
         });
     }
-    static DEVICE void store_k(const Place& at, u32 head_dim, const u32* words) {
+    static DEVICE void store_last(const Place& at, u32 head_dim, const u8* shared) {
+        const u32* const words = (const u32*)shared;
         u32 pieces = head_dim / 8;
         each_piece(head_dim, [&](u32 i, int) {
             u32 token = i / pieces;
@@ -164,34 +157,13 @@ struct FromHost {
     }
 };
 
-template <class Way> DEVICE void move(const PagesParams& p, u32* words) {
-    u32 head_dim = p.head_dim, all = p.n_layers * p.n_pages * p.n_kv_heads, i = blockIdx.x;
-    if (i >= all) return;
-    Pieces held;
-    Place at = place_of(p, i);
-    Way::load(at, head_dim, held);
-    for (;;) {
-        Way::stage_k(head_dim, words, held);
-        Way::store_v(at, head_dim, held);
-        i += gridDim.x;
-        bool more = i < all;
-        Place next = more ? place_of(p, i) : at;
-        if (more) Way::load(next, head_dim, held);
-        __syncthreads();
-        Way::store_k(at, head_dim, words);
-        if (!more) return;
-        at = next;
-        __syncthreads();
-    }
-}
-
 } // namespace pages
 
 KERNEL_BOUNDS(pages_to_host, PagesParams, 256, 1) {
     SHARED_DYNAMIC(smem);
-    pages::move<pages::ToHost>(p, (u32*)smem);
+    pages::move<pages::ToHost>(p, smem);
 }
 KERNEL_BOUNDS(pages_from_host, PagesParams, 256, 1) {
     SHARED_DYNAMIC(smem);
-    pages::move<pages::FromHost>(p, (u32*)smem);
+    pages::move<pages::FromHost>(p, smem);
 }

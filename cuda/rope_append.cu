@@ -5,7 +5,7 @@
 // in     qkv[rows][ld] f32: n_heads query heads, n_kv_heads key heads, as many value heads; ld, head_dim and
 //        rope_dim multiples of 4, head_dim <= 256; cosines and sines f32 [positions][rope_dim/2]
 // out    q[rows][n_heads*head_dim]; K and V in pages [page][kv_head][K, V][token][head_dim]; all in the KV type,
-//        rounded to nearest even. A row with publish_slot >= 0 also goes to mapped host memory in that type, q, k and v side
+//        rounded to nearest even (q8: codes and a scale of each head in pages, all else in f16). A row with publish_slot >= 0 also goes to mapped host memory in that type, q, k and v side
 //        by side; when all such rows are there the epoch is published (see epoch.cuh). Each output is optional, and
 //        `finished` (f32, before the rounding) may be qkv itself: a lane stores only elements that it has loaded, after
 //        all its loads. So a launch that only finishes and one that only rounds give the bits of one that does both
@@ -18,6 +18,7 @@
 // oracle src/reference/{norm,rope}.rs, cache layout in abi.h
 // no-spill all
 // no-stack all
+#include "attention.cuh"
 #include "common.cuh"
 #include "epoch.cuh"
 #include "ptx.cuh"
@@ -34,6 +35,24 @@ struct Quad {
     u32 first, second;
     float x[4];
 };
+
+// An element's code of q8 in the low byte: 1.5 * 2^23 leaves a float's integer part, rounded to nearest even, in the low bits. At
+// most 127, as |x| <= amax.
+DEVICE u32 code(float x, float inverse) { return __float_as_uint(fmaf(x, inverse, 12582912.0f)) & 0xff; }
+DEVICE u16 codes(float lo, float hi, float inverse) { return (u16)(code(lo, inverse) | code(hi, inverse) << 8); }
+
+// A head's scale and its inverse, as tandem::cache::quantise_head: magnitudes by their bits, in which NaN is larger than infinity.
+DEVICE float2 scales(const Quad (&quads)[QUADS]) {
+    u32 most = 0;
+#pragma unroll
+    for (int i = 0; i < QUADS; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) most = max(most, __float_as_uint(quads[i].x[j]) & 0x7fffffffu);
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) most = max(most, __shfl_xor_sync(~0u, most, d));
+    const float amax = __uint_as_float(most);
+    return make_float2(amax / 127.0f, most ? fminf(127.0f / amax, 3.4028234663852886e38f) : 0.0f);
+}
 
 DEVICE void turn(float& a, float& b, float c, float s) {
     float turned = a * c - b * s;
@@ -110,14 +129,28 @@ template <class T, bool WHOLE> DEVICE void head(const RopeAppendParams& p, u32 r
         }
     }
 
+    using Half = typename Stored<T>::Half;
     u16* to = 0;
+    u8* to_codes = 0;
+    float inverse = 0;
     if (is_q) {
         if (p.q) to = p.q + ((u64)row * p.n_heads + head) * hd;
     } else if (p.row_slot) {
         int slot = p.row_slot[row];
         u32 kv_head = (head - p.n_heads) % p.n_kv_heads;
         u64 page = (u32)slot / KV_PAGE_TOKENS, token = (u32)slot % KV_PAGE_TOKENS;
-        if (slot >= 0) to = p.kv + (((page * p.n_kv_heads + kv_head) * 2 + is_v) * KV_PAGE_TOKENS + token) * hd;
+        u64 half = (page * p.n_kv_heads + kv_head) * 2 + is_v; // keys or values of a head in the page
+        if (Stored<T>::SCALED) {
+            const float2 scale = scales(quads);
+            u8* const at = (u8*)p.kv + half * (KV_PAGE_TOKENS * (hd + 4));
+            inverse = scale.y;
+            if (slot >= 0) {
+                to_codes = at + token * hd;
+                if (lane_id() == 0) *(float*)(at + KV_PAGE_TOKENS * hd + 4 * token) = scale.x;
+            }
+        } else if (slot >= 0) {
+            to = p.kv + (half * KV_PAGE_TOKENS + token) * hd;
+        }
     }
     float* finished = p.finished ? p.finished + (u64)row * p.ld + head * hd : 0;
     u8* publish = 0;
@@ -126,7 +159,11 @@ template <class T, bool WHOLE> DEVICE void head(const RopeAppendParams& p, u32 r
     for (int i = 0; i < QUADS; i++) {
         Quad& q = quads[i];
         if (lane_id() + 32 * i >= n_quads) continue;
-        u32 a = pack2<T>(q.x[0], q.x[1]), b = pack2<T>(q.x[2], q.x[3]);
+        u32 a = pack2<Half>(q.x[0], q.x[1]), b = pack2<Half>(q.x[2], q.x[3]);
+        if (to_codes) {
+            *(u16*)(to_codes + q.first) = codes(q.x[0], q.x[1], inverse);
+            *(u16*)(to_codes + q.second) = codes(q.x[2], q.x[3], inverse);
+        }
         if (to) {
             *(u32*)(to + q.first) = a;
             *(u32*)(to + q.second) = b;
@@ -193,6 +230,8 @@ template <class T> DEVICE void whole_rows(const RopeAppendParams& p) {
 
 KERNEL_BOUNDS(rope_append_f16, RopeAppendParams, 128, 1) { rope_append::rows<f16>(p); }
 KERNEL_BOUNDS(rope_append_whole_f16, RopeAppendParams, 1024, 1) { rope_append::whole_rows<f16>(p); }
+KERNEL_BOUNDS(rope_append_q8, RopeAppendParams, 128, 1) { rope_append::rows<q8>(p); }
+KERNEL_BOUNDS(rope_append_whole_q8, RopeAppendParams, 1024, 1) { rope_append::whole_rows<q8>(p); }
 #if TANDEM_SM >= 80
 KERNEL_BOUNDS(rope_append_bf16, RopeAppendParams, 128, 1) { rope_append::rows<bf16>(p); }
 KERNEL_BOUNDS(rope_append_whole_bf16, RopeAppendParams, 1024, 1) { rope_append::whole_rows<bf16>(p); }

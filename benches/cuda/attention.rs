@@ -1,6 +1,7 @@
 //! Paged attention: decode (`attention_decode.cu`) and prefill (`attention_prefill.cu`).
 
 use tandem::Result;
+use tandem::cache::KvType;
 use tandem::device::kernels::attention::{
     AttentionPlan, AttentionShape, DecodeAttention, DecodeWorkspace, PrefillAttention, PrefillKernel, RowRun,
     decode_attention, decode_item_bytes, prefill_attention, prefill_item_bytes,
@@ -23,7 +24,7 @@ const SMOLLM2_135M: Heads = ("smollm2-135m", 9, 3, 64);
 #[derive(Clone, Copy)]
 struct Case {
     heads: Heads,
-    kv: Half,
+    kv: KvType,
     batch: usize,
     tokens: usize,
     rows: usize,
@@ -33,16 +34,21 @@ impl Case {
     fn shape(&self) -> AttentionShape {
         let (_, n_heads, n_kv_heads, head_dim) = self.heads;
         let scale = (head_dim as f32).powf(-0.5);
-        AttentionShape { n_heads, n_kv_heads, head_dim, scale, softcap: None, kv: self.kv, out: self.kv }
+        AttentionShape {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            scale,
+            softcap: None,
+            kv: self.kv,
+            out: self.kv.half(),
+        }
     }
     fn name(&self) -> String {
         format!("{} batch={} tokens={} rows={}", self.heads.0, self.batch, self.tokens, self.rows)
     }
     fn pages(&self) -> usize {
         self.tokens.div_ceil(PAGE)
-    }
-    fn page_elements(&self) -> usize {
-        self.heads.2 * 2 * PAGE * self.heads.3
     }
     /// The page of a sequence's n-th page, scattered.
     fn page(&self, sequence: usize, n: usize) -> usize {
@@ -56,9 +62,34 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+/// Keys (or values) of that many heads in pages, of noise: rows of tokens, and of q8 then their scales, which differ.
+fn parts(kv: KvType, n: usize, d: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(n * kv.part_bytes(d));
+    for part in 0..n {
+        let noise = (part * PAGE * d..(part + 1) * PAGE * d).map(|at| data::noise(2, at));
+        if kv.is_scaled() {
+            bytes.extend(noise.map(|x| ((x * 127.0) as i8).cast_unsigned()));
+            bytes.extend((0..PAGE).flat_map(|token| ((1 + token % 4) as f32 / 400.0).to_le_bytes()));
+        } else {
+            bytes.extend(noise.flat_map(|x| data::to_bits(kv.half(), x).to_le_bytes()));
+        }
+    }
+    bytes
+}
+
+/// An element of the first of these parts.
+fn element_of(kv: KvType, part: &[u8], d: usize, token: usize, i: usize) -> f64 {
+    let at = token * d + i;
+    if kv.is_scaled() {
+        f64::from(part[at].cast_signed()) * f64::from((1 + token % 4) as f32 / 400.0)
+    } else {
+        data::value(kv.half(), u16::from_le_bytes([part[2 * at], part[2 * at + 1]]))
+    }
+}
+
 struct Operands {
     q: Vec<u16>,
-    kv: Vec<u16>,
+    kv: Vec<u8>,
     q_buffer: Buffer,
     kv_copies: Vec<Buffer>,
     table: Buffer,
@@ -68,8 +99,8 @@ struct Operands {
 impl Operands {
     fn new(bench: &Bench, c: &Case) -> Result<Operands> {
         let q_dim = c.heads.1 * c.heads.3;
-        let q = data::halves(c.kv, c.batch * c.rows * q_dim, 1, 1.0);
-        let kv = data::halves(c.kv, c.batch * c.pages() * c.page_elements(), 2, 1.0);
+        let q = data::halves(c.kv.half(), c.batch * c.rows * q_dim, 1, 1.0);
+        let kv = parts(c.kv, c.batch * c.pages() * c.heads.2 * 2, c.heads.3);
         let table: Vec<u32> = (0..c.batch)
             .flat_map(|s| (0..c.pages()).map(move |n| (s, n)))
             .map(|(s, n)| c.page(s, n) as u32)
@@ -77,9 +108,7 @@ impl Operands {
         let upload = |bytes: &[u8]| Buffer::from_bytes(&bench.rt, Lane::Compute, bytes);
         Ok(Operands {
             q_buffer: upload(data::bytes_of(&q))?,
-            kv_copies: (0..bench.copies(kv.len() * 2))
-                .map(|_| upload(data::bytes_of(&kv)))
-                .collect::<Result<_>>()?,
+            kv_copies: (0..bench.copies(kv.len())).map(|_| upload(&kv)).collect::<Result<_>>()?,
             table: upload(data::bytes_of(&table))?,
             out: Buffer::new(&bench.rt, q.len() * 2)?,
             q,
@@ -92,7 +121,7 @@ impl Operands {
         let (_, n_heads, n_kv_heads, d) = c.heads;
         let mut bytes = vec![0; self.q.len() * 2];
         bench.rt.download(Lane::Compute, self.out.ptr(), &mut bytes)?;
-        let half_ulp = match c.kv {
+        let half_ulp = match c.kv.half() {
             Half::F16 => 2f64.powi(-11),
             Half::BF16 => 2f64.powi(-8),
         };
@@ -103,13 +132,13 @@ impl Operands {
             let element = |token: usize, v: usize, i: usize| {
                 let place =
                     (c.page(sequence, token / PAGE) * n_kv_heads + head / (n_heads / n_kv_heads)) * 2 + v;
-                data::value(c.kv, self.kv[place * PAGE * d + token % PAGE * d + i])
+                element_of(c.kv, &self.kv[place * c.kv.part_bytes(d)..], d, token % PAGE, i)
             };
             let scale = f64::from(c.shape().scale);
             let mut largest_size = 0f64;
             let scores: Vec<f64> = (0..seen)
                 .map(|t| {
-                    let p = (0..d).map(|i| data::value(c.kv, self.q[at * d + i]) * element(t, 0, i));
+                    let p = (0..d).map(|i| data::value(c.kv.half(), self.q[at * d + i]) * element(t, 0, i));
                     let (sum, size) = p.fold((0.0, 0.0), |(s, a): (f64, f64), p| (s + p, a + p.abs()));
                     largest_size = largest_size.max(scale * size);
                     scale * sum
@@ -129,11 +158,14 @@ impl Operands {
                     size += w * v.abs() / total;
                     plain += v.abs();
                 }
-                let flushed = if c.kv == Half::F16 { 2.0 * 2f64.powi(-25) * plain / total } else { 0.0 };
+                // Of q8 a weight is rounded with its scale, of which the largest is four times the least.
+                let scales = if c.kv.is_scaled() { 4.0 } else { 1.0 };
+                let f16 = c.kv.half() == Half::F16;
+                let flushed = if f16 { scales * 2.0 * 2f64.powi(-25) * plain / total } else { 0.0 };
                 let error = 2.0 * (weight_error + 2.0 * (seen as f64 + tiles) * unit) * size + flushed;
                 let tolerance = error + half_ulp * (out.abs() + error) + 2f64.powi(-25);
                 let place = 2 * (at * d + i);
-                let got = data::value(c.kv, u16::from_le_bytes([bytes[place], bytes[place + 1]]));
+                let got = data::value(c.kv.half(), u16::from_le_bytes([bytes[place], bytes[place + 1]]));
                 assert!(
                     (got - out).abs() <= tolerance,
                     "{kernel} on {}: row {row} head {head} [{i}] is {got}, wanted {out} within {tolerance:e}",
@@ -150,7 +182,7 @@ fn no_partials() -> PartialRows {
 }
 
 pub fn decode(bench: &mut Bench) -> Result<()> {
-    let case = |heads, batch, tokens| Case { heads, kv: Half::BF16, batch, tokens, rows: 1 };
+    let case = |heads, batch, tokens| Case { heads, kv: KvType::BF16, batch, tokens, rows: 1 };
     let cases = if bench.test {
         vec![case(("tiny", 4, 2, 64), 2, 300)]
     } else {
@@ -163,7 +195,8 @@ pub fn decode(bench: &mut Bench) -> Result<()> {
             case(SMOLLM2_135M, 64, 2048),
         ]
     };
-    for c in cases {
+    let both = |c: Case| [c, Case { kv: KvType::Q8, ..c }];
+    for c in cases.into_iter().flat_map(both) {
         let shape = c.shape();
         let kernel = format!("decode_attention_{}_d{}", c.kv.name(), shape.head_dim);
         if !bench.rt.has_kernel(&kernel) || !bench.wants("decode-attention", &kernel, &c.name()) {
@@ -206,7 +239,8 @@ pub fn decode(bench: &mut Bench) -> Result<()> {
         let work = Work {
             family: "decode-attention",
             shape: c.name(),
-            bytes: (c.batch * c.tokens * shape.n_kv_heads * 2 * shape.head_dim * 2 + o.q.len() * 4) as f64,
+            bytes: (c.batch * c.tokens * shape.n_kv_heads * 2 * c.kv.head_bytes(shape.head_dim)
+                + o.q.len() * 4) as f64,
             flops: 4.0 * (c.batch * c.tokens * shape.n_heads * shape.head_dim) as f64,
             peak: None,
             kernel,
@@ -217,13 +251,14 @@ pub fn decode(bench: &mut Bench) -> Result<()> {
 }
 
 pub fn prefill(bench: &mut Bench) -> Result<()> {
-    let case = |heads, rows| Case { heads, kv: Half::BF16, batch: 1, tokens: rows, rows };
+    let case = |heads, rows| Case { heads, kv: KvType::BF16, batch: 1, tokens: rows, rows };
     let cases = if bench.test {
         vec![case(("tiny", 2, 1, 64), 70)]
     } else {
         vec![case(LLAMA_8B, 512), case(LLAMA_8B, 2048), case(LLAMA_8B, 8192), case(SMOLLM2_135M, 2048)]
     };
-    for c in cases {
+    let both = |c: Case| [c, Case { kv: KvType::Q8, ..c }];
+    for c in cases.into_iter().flat_map(both) {
         let shape = c.shape();
         let best = PrefillKernel::best(&*bench.rt, &shape);
         let kernel = best.name(&shape);
@@ -263,13 +298,13 @@ pub fn prefill(bench: &mut Bench) -> Result<()> {
         };
         launch(0)?;
         o.check(bench, &c, &kernel)?;
-        let peak = ["peak_wgmma", "peak_mma"].map(|p| format!("{p}_{}", c.kv.name()));
+        let peak = ["peak_wgmma", "peak_mma"].map(|p| format!("{p}_{}", c.kv.half().name()));
         let peak = peak.iter().find(|p| bench.matrix.contains_key(p.as_str())).cloned();
         let pairs = (c.rows * (c.rows + 1) / 2) as f64;
         let work = Work {
             family: "prefill-attention",
             shape: c.name(),
-            bytes: (c.tokens * shape.n_kv_heads * 2 * shape.head_dim * 2 + o.q.len() * 4) as f64,
+            bytes: (c.tokens * shape.n_kv_heads * 2 * c.kv.head_bytes(shape.head_dim) + o.q.len() * 4) as f64,
             flops: 4.0 * pairs * (shape.n_heads * shape.head_dim) as f64,
             peak: peak.as_deref(),
             kernel,

@@ -1,7 +1,7 @@
 //! What lies between the matrices: residual + norm, RoPE + append, activations; the ends: embedding, greatest logits.
 
 use tandem::Result;
-use tandem::cache::PAGE_TOKENS;
+use tandem::cache::{KvType, PAGE_TOKENS};
 use tandem::device::kernels::elementwise::{
     Activate, Activation, Embed, LogitsReduce, NormRows, RopeAppend, TopK, activate, embed, logits_reduce,
     logits_top_k, logits_workspace_bytes, norm, rope_append,
@@ -248,7 +248,7 @@ pub fn rope(bench: &mut Bench) -> Result<()> {
             finished: DevPtr::NULL,
             q: q.ptr(),
             kv: kv.ptr(),
-            kv_type: Half::F16,
+            kv_type: KvType::F16,
             publish: None,
             rows,
             ld: width,

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use tandem::Result;
-use tandem::cache::PAGE_TOKENS;
+use tandem::cache::{KvType, PAGE_TOKENS};
 use tandem::device::kernels::exchange::{
     MoveRows, PageMoves, PublishArgs, PublishSource, copy_rows, pages_from_host, pages_to_host, publish_rows,
 };
@@ -132,7 +132,13 @@ pub fn pages(bench: &mut Bench) -> Result<()> {
         .collect();
     let host = rt.pinned(n * page * 2)?;
     let both = [device.ptr(), back.ptr()].map(|device| [LayerPages { device, host: host.device() }]);
-    let args = |side: usize| PageMoves { layers: &both[side], pages: &pages, n_kv_heads: heads, head_dim };
+    let args = |side: usize| PageMoves {
+        layers: &both[side],
+        pages: &pages,
+        n_kv_heads: heads,
+        head_dim,
+        kv: KvType::BF16,
+    };
     pages_to_host(&*rt, Lane::Compute, &args(0))?;
     pages_from_host(&*rt, Lane::Compute, &args(1))?;
     let mut bytes = vec![0; n * page * 2];

@@ -1,4 +1,5 @@
-// attention.cuh    what decode and prefill attention share: the paged cache, and the soft-cap of scores, and how a result leaves
+// attention.cuh    what decode and prefill attention share: the paged cache and its 8-bit codes, the soft-cap of scores, and how a
+//                  result leaves
 #pragma once
 
 #include "common.cuh"
@@ -6,9 +7,46 @@
 // How far loops of copies are unrolled: whole, but where a copy passes registers (sm_75).
 constexpr int COPY_UNROLL = TANDEM_SM >= 80 ? 32 : 2;
 
-// 16-bit elements of head `kv_head`'s keys (values: half = 1) of a page: [token][D].
-template <class T, int D> DEVICE const T* page_half(const void* kv, u32 page, u32 n_kv_heads, u32 kv_head, u32 half) {
-    return (const T*)kv + (((u64)page * n_kv_heads + kv_head) * 2 + half) * (KV_PAGE_TOKENS * D);
+// How keys and values of a KV type lie in pages. 16-bit floats are elements as they are. Of q8 (docs/decisions/0052) a head's key
+// of a token is D signed bytes, its value too, and x = scale * code: the scale is a factor of the token's score (keys) or of its
+// weight (values). Queries are in `Half`.
+struct q8 {};
+template <class T> struct Stored {
+    using Half = T;
+    using Element = u16; // addresses count in elements: as bytes they took registers that f16 does not have (sm_86, D = 96)
+    static constexpr bool SCALED = false;
+};
+template <> struct Stored<q8> {
+    using Half = f16;
+    using Element = u8;
+    static constexpr bool SCALED = true;
+};
+
+// Bytes of a token's row of a head, and elements of 16 bytes.
+template <class T, int D> constexpr int ROW = sizeof(typename Stored<T>::Element) * D;
+template <class T> constexpr int CHUNK = 16 / sizeof(typename Stored<T>::Element);
+// Where the scales of a page's keys of a head (its values are as many) begin, and where what follows: in elements.
+template <int D> constexpr int SCALES_AT = KV_PAGE_TOKENS * D;
+template <class T, int D> constexpr int PAGE_HALF = SCALES_AT<D> + (Stored<T>::SCALED ? KV_PAGE_TOKENS * 4 : 0);
+
+// Head `kv_head`'s keys (values: half = 1) of a page: [token][D], then, of q8, [token] scales in f32.
+template <class T, int D> DEVICE const typename Stored<T>::Element* page_half(const void* kv, u32 page, u32 n_kv_heads, u32 kv_head, u32 half) {
+    return (const typename Stored<T>::Element*)kv + (((u64)page * n_kv_heads + kv_head) * 2 + half) * PAGE_HALF<T, D>;
+}
+
+// Codes as f16, exactly: 0x6400 is 1024, so that 0x64 before code + 128 is 1152 + code. `biased` makes that sum of all four
+// bytes of a word; the pairs are those of bytes (0, 1), (2, 3), (0, 2) and (1, 3).
+DEVICE u32 biased(u32 codes) { return codes ^ 0x80808080u; }
+DEVICE u32 first_codes(u32 biased) { return sub2<f16>(prmt(biased, 0x64646464u, 0x4140), 0x64806480u); }
+DEVICE u32 last_codes(u32 biased) { return sub2<f16>(prmt(biased, 0x64646464u, 0x4342), 0x64806480u); }
+DEVICE u32 even_codes(u32 biased) { return sub2<f16>(prmt(biased, 0x64646464u, 0x4240), 0x64806480u); }
+DEVICE u32 odd_codes(u32 biased) { return sub2<f16>(prmt(biased, 0x64646464u, 0x4341), 0x64806480u); }
+
+// A value's scale as a power of two, which joins the exponent's base: weight times scale is then at most 2, in f16's range
+// whatever the values' size is. Within bounds, so that the sum of the weights themselves stays in f32's.
+DEVICE float scale_exponent(float scale) {
+    const i32 e = (i32)(__float_as_uint(scale) >> 23) - 127;
+    return (float)min(max(e, -60), 60);
 }
 
 // The exponent's base where nothing was seen: exp(-inf - (-inf)) would be NaN.

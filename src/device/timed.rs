@@ -26,7 +26,7 @@ use super::emulated::EmulatedRuntime;
 use super::launches::Launches;
 use super::runtime::{DevPtr, Lane, Runtime};
 use crate::Result;
-use crate::cache::{KvType, PAGE_TOKENS};
+use crate::cache::PAGE_TOKENS;
 use crate::host::Pool;
 use crate::model::distinct;
 use crate::tensor::{DType, Half};
@@ -247,10 +247,6 @@ impl Accelerator for Timed {
 
     fn check(&self, shape: &Shape) -> Result<()> {
         self.inner.check(shape)
-    }
-
-    fn stores(&self, kv: KvType) -> bool {
-        self.inner.stores(kv)
     }
 
     fn activations_for(&self, dtype: DType) -> Option<Half> {

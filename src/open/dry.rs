@@ -45,7 +45,7 @@ pub fn planned(
     };
     // What is not the default was asked for.
     let kv_type = Some(sizes.kv()).filter(|&kv| kv != KvType::BF16);
-    fit_types(&Settings { kv_type, ..Settings::default() }, &*accelerator, &mut options)?;
+    fit_types(&Settings { kv_type, ..Settings::default() }, &*accelerator, &mut options);
     let dry = Dry { model, outline, accelerator, options, sized: RefCell::default() };
     // What is wrong with the tensors is said before anything is compared.
     dry.sizes(request.default_chunk())?;

@@ -251,7 +251,7 @@ impl Place<'_> {
         let runs = |engine, decision, runtime| Planned::Runs((engine, decision, runtime));
         let runtime = Some(accelerator.runtime().clone());
         let mut on_device = self.options.clone();
-        fit_types(settings, &*accelerator, &mut on_device)?;
+        fit_types(settings, &*accelerator, &mut on_device);
         let name = kind.to_string();
         let (spec, weights) = (&self.model.loaded.spec, &self.model.loaded.weights);
         let Some(strategies) = settings.placements() else {
@@ -302,28 +302,12 @@ impl Place<'_> {
     }
 }
 
-/// Changes the type of keys and values to one that the accelerator supports, unless it was asked for.
-///
-/// # Errors
-/// [`Error::Usage`] if it was, and the accelerator does not support it: nobody gets another type, or another device, than was asked
-/// for.
-pub(super) fn fit_types(
-    settings: &Settings,
-    accelerator: &dyn Accelerator,
-    options: &mut Options,
-) -> Result<()> {
+/// Changes the type of keys and values to one that the accelerator supports, unless it was asked for: then the device's check refuses
+/// what it has no kernels for, and nobody gets another type, or another device, than was asked for.
+pub(super) fn fit_types(settings: &Settings, accelerator: &dyn Accelerator, options: &mut Options) {
     if settings.kv_type.is_none() && accelerator.activations_for(DType::BF16) != Some(Half::BF16) {
         options.kv_dtype = KvType::F16;
     }
-    if !accelerator.stores(options.kv_dtype) {
-        return Err(Error::usage(format!(
-            "`kv_type` {}: {} does not support it yet; keep keys and values in 16 bits (leave the option out), or run on the CPU with \
-             `device` cpu",
-            options.kv_dtype.name(),
-            accelerator.runtime().info().name
-        )));
-    }
-    Ok(())
 }
 
 /// Runs `work`, and tells how many of its `total` bytes are done. Of short work nothing is told: a bar would only flicker.

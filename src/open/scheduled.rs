@@ -164,7 +164,7 @@ impl Model {
     ) -> Result<Planned<Scheduled>> {
         let (spec, weights) = (&self.loaded.spec, &self.loaded.weights);
         let all = needs.pages(n);
-        fit_types(settings, &*accelerator, &mut options)?;
+        fit_types(settings, &*accelerator, &mut options);
         let info = accelerator.runtime().info();
         if let Some(readers) =
             crate::profile::measured_readers(Some(info)).filter(|_| settings.threads.is_none())

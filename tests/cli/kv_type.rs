@@ -4,6 +4,7 @@ use serde_json::Value;
 use tandem::cache::KvType;
 
 use crate::support::command::{assert_error, json, run, stderr, tandem};
+use crate::support::fake_driver;
 
 const MODEL: &str = "synth:tiny-qwen3,dtype=q8_0,seed=2";
 
@@ -57,6 +58,33 @@ fn every_strategy_gives_the_cpus_text_with_eight_bits() {
             assert_eq!(ran["tokens"], cpu["tokens"], "{args:?}");
             assert_eq!(ran["plan"]["kv_type"], "q8", "{args:?}");
         }
+    }
+}
+
+/// Through the CUDA runtime and its kernels: pages on the device, on both sides, and attended where they are.
+#[test]
+fn a_gpu_gives_the_cpus_text_with_eight_bits() {
+    let home = tempfile::tempdir().unwrap();
+    let words =
+        "generate -m synth:tiny-llama,dtype=f16,seed=1 --json --raw --temp 0 -n 3 --ctx 128 --kv-type q8";
+    let text = "once upon a time there was a page, and another page, and a third one that was written to by nobody at all. ";
+    let on = |mut command: std::process::Command, more: &str| {
+        let more = more.split(' ').filter(|word| !word.is_empty());
+        let out = run(command.args(words.split(' ')).args(more).arg(text));
+        assert!(out.status.success(), "{}", stderr(&out));
+        json(&out)
+    };
+    let cpu = on(tandem(home.path()), "--device cpu");
+    for more in [
+        "--strategy gpu-only",
+        "--strategy helm --boundary 1 --kv-pages 3 --chunk 32 --far attend",
+        "--strategy helm --boundary 1 --kv-pages 3 --chunk 32 --far stream",
+        "--strategy lia",
+    ] {
+        let Some(mut command) = fake_driver::tandem(home.path()) else { return };
+        command.env("FAKE_CHECKS", "0");
+        let ran = on(command, &format!("--device cuda {more}"));
+        assert_eq!((&ran["tokens"], &ran["plan"]["kv_type"]), (&cpu["tokens"], &"q8".into()), "{more}");
     }
 }
 

@@ -299,6 +299,28 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
+/// Keys and values in 8 bits: almost twice the tokens on either side, and more answers of long requests.
+#[test]
+fn eight_bits_make_room_for_more_requests() {
+    let home = tempfile::tempdir().unwrap();
+    let with = |kv: &str| {
+        let line = "simulate --spec llama-3.1-8b --hardware a10g-g5 --strategy gpu-only,neo --json --trace synthetic:4000,300,80,0 --kv-type";
+        json(&run(tandem(home.path()).args(line.split(' ')).arg(kv)))
+    };
+    let (bf16, q8) = (with("bf16"), with("q8"));
+    assert_eq!((&bf16["kv_type"], &q8["kv_type"]), (&"bf16".into(), &"q8".into()));
+    for side in ["gpu", "host"] {
+        let tokens = |of: &Json| of["kv_tokens"][side].as_f64().unwrap();
+        let ratio = tokens(&q8) / tokens(&bf16);
+        // 256 bytes and 132 of a head of 128, on either side of a page.
+        assert!((ratio - 256.0 / 132.0).abs() < 0.02, "{side}: {ratio}");
+    }
+    for strategy in 0..2 {
+        let rate = |of: &Json| of["strategies"][strategy]["throughput_tok_s"].as_f64().unwrap();
+        assert!(rate(&q8) > 1.02 * rate(&bf16), "{strategy}: {} and {}", rate(&q8), rate(&bf16));
+    }
+}
+
 /// The workspace of all requests is sized by the longest that the GPU can hold.
 #[test]
 fn one_request_of_any_length_takes_no_memory_from_the_others() {

@@ -56,7 +56,7 @@ typedef struct {
     PTR(const abi_u32) row_pos;    // [rows]; only read when rope_dim > 0
     PTR(const int) row_slot;       // [rows] page * KV_PAGE_TOKENS + token in page; -1: K and V go nowhere; NULL: of no row
     PTR(float) finished;           // [rows][ld] q, k and v as f32; it may be qkv itself; NULL: not stored
-    PTR(abi_u16) q;                // [rows][n_heads*head_dim] in the KV type; NULL: not stored
+    PTR(abi_u16) q;                // [rows][n_heads*head_dim] in the KV type, of q8 in f16; NULL: not stored
     PTR(abi_u16) kv;               // this layer's pages
     PTR(const int) publish_slot;   // [rows] place of the row in `published`; -1: none; NULL: nothing is published
     PTR(const abi_u32) n_published; // device word: how many rows are published, in all launches

@@ -53,7 +53,7 @@ typedef struct {
 
 // pages.cu: a layer's pages on both sides
 typedef struct {
-    PTR(abi_u16) device;           // [page][kv_head]: K [32][head_dim], V [32][head_dim]
+    PTR(abi_u16) device;           // [page][kv_head]: K [32][head_dim], V [32][head_dim]; of q8 each followed by its scales [32]
     PTR(abi_u16) host;             // [page][kv_head]: K [2][head_dim/2][16][2], V [16][head_dim][2] (tandem::cache)
 } PageLayer;
 

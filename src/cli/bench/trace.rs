@@ -55,10 +55,12 @@ pub fn run(args: &Args, source: &Source) -> anyhow::Result<()> {
     let machine = settings.timed_machine().map(|machine| machine.name.clone());
     let device = scheduled.engine().placement().device;
     let hardware = machine.unwrap_or(device);
+    let kv_type = scheduled.engine().placement().kv_type;
     let about = About {
         model: &opened.name,
         hardware: &hardware,
         tokens: scheduled.tokens(),
+        kv_type,
         boundary: None,
         experts: scheduled.experts(),
     };

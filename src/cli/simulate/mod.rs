@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Result;
 use serde::Serialize;
+use tandem::cache::KvType;
 use tandem::open;
 use tandem::plan::{self, CostSource, ExpertCounts, Hardware, Predictor, Sizes, Uncached};
 use tandem::profile::{Tables, Timings};
@@ -19,7 +20,7 @@ use tandem::timeline::{Timeline, Window};
 use tandem::workload::{Arrival, Shape, Source, Workload};
 use tandem::{Error, atomic_file};
 
-use super::args::{COHORTS, Lengths, size};
+use super::args::{COHORTS, Lengths, kv_type, size};
 use super::figures;
 use super::plan::inputs;
 use super::targets::{self, Nearest, TargetArgs};
@@ -65,6 +66,9 @@ pub struct Args {
     /// Most pages of keys and values (32 tokens each) on the GPU [default: as many as fit].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub kv_pages: Option<u32>,
+    /// How keys and values are stored: 16-bit floats, or codes of 8 bits with a scale for each token and head.
+    #[arg(long, alias = "kv", value_parser = kv_type(), default_value = KvType::BF16.name())]
+    pub kv_type: KvType,
     /// Requests per second: stretches a trace with times, draws Poisson arrivals for others; 0 is offline
     /// [default: as the trace says, offline if it says nothing].
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
@@ -128,6 +132,8 @@ pub struct About<'a> {
     pub hardware: &'a str,
     /// Tokens whose keys and values fit on the GPU, and on the host.
     pub tokens: (usize, usize),
+    /// How they are stored.
+    pub kv_type: &'a str,
     /// Units on the host, of a layer split.
     pub boundary: Option<usize>,
     /// Of a mixture of experts, those on each side.
@@ -142,6 +148,7 @@ struct Printed<'a> {
     hardware: &'a str,
     workload: Requests<'a>,
     kv_tokens: KvTokens,
+    kv_type: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     boundary: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -204,7 +211,14 @@ impl Setup {
         let tokens = self.options.capacity.tokens();
         let boundary = (self.boundary > 0).then_some(self.boundary);
         let experts = ExpertCounts::of(&self.sizes.spec, &self.placement);
-        About { model: &self.sizes.spec.name, hardware: &self.hardware.name, tokens, boundary, experts }
+        About {
+            model: &self.sizes.spec.name,
+            hardware: &self.hardware.name,
+            tokens,
+            kv_type: self.sizes.kv().name(),
+            boundary,
+            experts,
+        }
     }
 
     /// Simulates all runs; results are in the same order.
@@ -380,7 +394,7 @@ pub fn run(args: &Args) -> Result<()> {
     let asked = args.targets.targets()?;
     let window = args.timeline.window()?;
     let subject = inputs::Subject::of(args.spec.as_deref(), args.model.as_deref(), None)?;
-    let (model, sizes) = (subject.identity().cloned(), subject.sizes);
+    let (model, sizes) = (subject.identity().cloned(), subject.sizes.with_kv(args.kv_type));
     let (hardware, tables) = match &args.profile {
         Some(file) => open::profiled(file, model.as_ref())?,
         None => open::hardware(&args.hardware, model.as_ref(), &progress::Stderr::default())?,
@@ -500,6 +514,7 @@ pub fn json(
             cut: work.cut,
         },
         kv_tokens: KvTokens { gpu, host },
+        kv_type: about.kv_type,
         boundary: about.boundary,
         experts: about.experts,
         targets: asked

@@ -56,7 +56,6 @@ pub use self::weights::{
 pub use self::workspace::{PartialRows, Residual, RowBytes, RowSpan, SubBatch, SubBatches, Workspace};
 use super::runtime::{DevPtr, Lane, Runtime};
 use crate::Result;
-use crate::cache::KvType;
 use crate::host::Pool;
 use crate::tensor::{DType, Half};
 
@@ -70,9 +69,6 @@ pub trait Accelerator: Send + Sync {
     /// # Errors
     /// [`crate::Error::Unsupported`], naming the unsupported property.
     fn check(&self, shape: &Shape) -> Result<()>;
-
-    /// Whether it appends and attends keys and values stored so; [`Accelerator::check`] returns an error if not.
-    fn stores(&self, kv: KvType) -> bool;
 
     /// The type of activations that suits weights of `dtype`: `None` if the device cannot multiply them.
     fn activations_for(&self, dtype: DType) -> Option<Half>;

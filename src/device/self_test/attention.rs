@@ -1,9 +1,10 @@
 //! Attention over scattered pages: rows that are decoded, prompts, and the merge of two parts.
 
 use super::Depth;
-use super::numbers::{U, some_halves, unit, value, words};
-use super::probe::{LANE, Probe, Worst};
+use super::numbers::{U, scale_of, some_halves, some_parts, stored, unit, words};
+use super::probe::{LANE, Probe, Worst, kv_types};
 use crate::Result;
+use crate::cache::KvType;
 use crate::device::accelerator::PartialRows;
 use crate::device::kernels::attention::{
     AttentionPlan, AttentionShape, DecodeAttention, DecodeWorkspace, HEAD_DIMS, MergeAttention,
@@ -28,8 +29,8 @@ struct Layer {
     rows: usize,
     q: Vec<f64>,
     q_bytes: Vec<u8>,
-    /// `[page][kv_head][K, V][32][head_dim]`
-    kv: Vec<u16>,
+    /// `[page][kv_head][K, V]` of `KvType::part_bytes` each.
+    kv: Vec<u8>,
 }
 
 /// The largest magnitude of queries: scores then differ by some units, as in a model.
@@ -45,17 +46,31 @@ impl Layer {
         let mut places = (1..=n_pages).map(|i| (i * step % n_pages) as u32);
         let pages = counts.iter().map(|&n| places.by_ref().take(n).collect()).collect();
         let rows = seqs.iter().map(|(_, n)| n).sum();
-        let (q, q_bytes) = some_halves(shape.kv, 1, rows * HEADS * hd, QUERY);
-        let (_, kv) = some_halves(shape.kv, 2, n_pages * KV_HEADS * 2 * PAGE * hd, 1.0);
-        let kv = kv.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect();
+        let (q, q_bytes) = some_halves(shape.kv.half(), 1, rows * HEADS * hd, QUERY);
+        let kv = some_parts(shape.kv, 2, n_pages * KV_HEADS * 2, hd);
         Layer { shape, window, seqs: seqs.to_vec(), pages, n_pages, rows, q, q_bytes, kv }
     }
 
-    fn at(&self, seq: usize, head: usize, token: usize, is_v: bool, d: usize) -> f64 {
+    /// A token's keys (or values) of a head, among those of its page.
+    fn part(&self, seq: usize, head: usize, token: usize, is_v: bool) -> &[u8] {
         let page = self.pages[seq][token / PAGE] as usize;
-        let hd = self.shape.head_dim;
-        let head = (page * KV_HEADS + head) * 2 + usize::from(is_v);
-        value(self.shape.kv, self.kv[(head * PAGE + token % PAGE) * hd + d])
+        let bytes = self.shape.kv.part_bytes(self.shape.head_dim);
+        &self.kv[((page * KV_HEADS + head) * 2 + usize::from(is_v)) * bytes..][..bytes]
+    }
+
+    fn at(&self, seq: usize, head: usize, token: usize, is_v: bool, d: usize) -> f64 {
+        let part = self.part(seq, head, token, is_v);
+        stored(self.shape.kv, part, self.shape.head_dim, token % PAGE, d)
+    }
+
+    /// What a weight is multiplied by before it is rounded.
+    fn weight_scale(&self, seq: usize, head: usize, token: usize) -> f64 {
+        match self.shape.kv {
+            KvType::Q8 => {
+                f64::from(scale_of(self.part(seq, head, token, true), self.shape.head_dim, token % PAGE))
+            }
+            KvType::BF16 | KvType::F16 => 1.0,
+        }
     }
 
     /// Each element of the output and its allowed error. With b the KV type's roundoff, a weight is 2^x with x off by the
@@ -84,19 +99,23 @@ impl Layer {
                     let most = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let w: Vec<f64> = x.iter().map(|x| (x - most).exp()).collect();
                     let total: f64 = w.iter().sum();
-                    let delta = (2 * hd + 12) as f64 * U * size + 16.0 * U * cap.unwrap_or(0.0);
+                    let delta = (2 * hd + 14) as f64 * U * size + 16.0 * U * cap.unwrap_or(0.0);
                     let steps = x.len().div_ceil(16) as f64 + 8.0;
                     let sums = (4.0 + 5.0 * steps + 2.0 * (x.len() as f64 + steps)) * U;
-                    let weight = delta.exp_m1() + sums + unit(self.shape.kv);
+                    let weight = delta.exp_m1() + sums + unit(self.shape.kv.half());
+                    // A weight is at most twice the largest with its scale's power of two.
+                    let scales: Vec<f64> =
+                        (from..=pos).map(|token| self.weight_scale(seq, kv_head, token)).collect();
+                    let largest = w.iter().zip(&scales).map(|(w, s)| w * s).fold(0f64, f64::max);
                     for d in 0..hd {
                         let (mut out, mut size, mut plain) = (0.0, 0.0, 0.0);
                         for (i, token) in (from..=pos).enumerate() {
                             let v = self.at(seq, kv_head, token, true, d);
                             out += w[i] / total * v;
                             size += w[i] / total * v.abs();
-                            plain += v.abs() / total;
+                            plain += v.abs() / scales[i] * largest / total;
                         }
-                        // A small f16 weight is rounded absolutely.
+                        // A small f16 weight (with its scale) is rounded absolutely.
                         let off = 2.0 * weight * size + 2f64.powi(-24) * plain;
                         let rounding = unit(self.shape.out);
                         want.push((out, off + rounding * (out.abs() + off) + 2f64.powi(-25)));
@@ -203,7 +222,7 @@ fn attend(
 const NO_PARTS: PartialRows = PartialRows { m: DevPtr::NULL, s: DevPtr::NULL, o: DevPtr::NULL };
 
 fn run(p: &Probe, layer: &Layer, kernel: PrefillKernel) -> Result<Worst> {
-    let kv = p.up(&layer.kv.iter().flat_map(|b| b.to_le_bytes()).collect::<Vec<u8>>())?;
+    let kv = p.up(&layer.kv)?;
     let out = p.out(layer.rows * HEADS * layer.shape.head_dim * 2)?;
     attend(p, layer, kernel, None, &kv, out.ptr(), NO_PARTS)?;
     Ok(Worst::of(&p.halves(&out, layer.shape.out)?, layer.want()))
@@ -212,7 +231,7 @@ fn run(p: &Probe, layer: &Layer, kernel: PrefillKernel) -> Result<Worst> {
 /// One row over tokens of two sides, merged.
 fn merged(p: &Probe, layer: &Layer) -> Result<Worst> {
     let hd = layer.shape.head_dim;
-    let kv = p.up(&layer.kv.iter().flat_map(|b| b.to_le_bytes()).collect::<Vec<u8>>())?;
+    let kv = p.up(&layer.kv)?;
     let memory = p.zeros(2 * HEADS * (hd + 2) * 4)?;
     let sides = [0, 1].map(|side| {
         let at = memory.ptr().add(side * HEADS * (hd + 2) * 4);
@@ -238,7 +257,7 @@ fn merged(p: &Probe, layer: &Layer) -> Result<Worst> {
 /// The shapes to check: with a window and a soft-cap too where there is time.
 fn shapes(p: &Probe, depth: Depth) -> Vec<(AttentionShape, Option<u32>, String)> {
     let mut found = Vec::new();
-    for &kv in p.half_types() {
+    for kv in kv_types(p) {
         for head_dim in HEAD_DIMS {
             if depth == Depth::Quick && ![64, 128].contains(&head_dim) {
                 continue;
@@ -250,7 +269,7 @@ fn shapes(p: &Probe, depth: Depth) -> Vec<(AttentionShape, Option<u32>, String)>
                 scale: 1.0 / (head_dim as f32).sqrt(),
                 softcap: None,
                 kv,
-                out: kv,
+                out: kv.half(),
             };
             let name = format!("heads of {head_dim} in {}", kv.name());
             if depth == Depth::Full && head_dim == 64 {

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::numbers::{floats, noise, some, unit, value, words};
-use super::probe::{LANE, Probe, Worst};
+use super::numbers::{floats, noise, some, stored, unit, value, words};
+use super::probe::{LANE, Probe, Worst, kv_types};
 use super::{Depth, GRAPHS};
-use crate::cache::{KvGeometry, PAGE_TOKENS, PagePool};
+use crate::cache::{KvGeometry, KvType, PAGE_TOKENS, PagePool};
 use crate::device::accelerator::{LayerPages, PageMove};
 use crate::device::kernels::exchange::{
     CheckReady, MoveRows, PageMoves, PublishArgs, PublishSource, check_ready, copy_rows, pages_from_host,
@@ -43,8 +43,8 @@ pub fn exchange(p: &mut Probe, _depth: Depth) {
         }
         Ok(Worst::of(&seen, [(0.0, 0.0), (1.0, 0.0)]))
     });
-    for &half in p.half_types() {
-        p.check(&format!("pages of {}", half.name()), |p| pages(p, half));
+    for kv in kv_types(p) {
+        p.check(&format!("pages of {}", kv.name()), |p| pages(p, kv));
     }
 }
 
@@ -129,9 +129,9 @@ fn copied(p: &Probe, piece: usize) -> Result<Worst> {
 }
 
 /// Pages of the host's cache to the device, where each element is where its layout says, and back.
-fn pages(p: &Probe, half: Half) -> Result<Worst> {
+fn pages(p: &Probe, kv: KvType) -> Result<Worst> {
     let (heads, hd, n) = (2, 64, 2);
-    let geometry = KvGeometry { n_layers: 1, n_kv_heads: heads, head_dim: hd, dtype: half.into() };
+    let geometry = KvGeometry { n_layers: 1, n_kv_heads: heads, head_dim: hd, dtype: kv };
     let mut pool = PagePool::new(geometry, n)?;
     let ids = [pool.alloc()?, pool.alloc()?];
     for token in 0..n * PAGE_TOKENS {
@@ -141,7 +141,7 @@ fn pages(p: &Probe, half: Half) -> Result<Worst> {
         unsafe { pool.layer(0).append(&ids, token, k, v) };
     }
     let layer = pool.layer(0);
-    let page_bytes = heads * 2 * PAGE_TOKENS * hd * 2;
+    let page_bytes = heads * 2 * kv.part_bytes(hd);
     let mut on_host = Vec::new();
     for &id in &ids {
         // SAFETY: heads of a page are contiguous, K before V (see `LayerKv`), and nobody writes.
@@ -156,7 +156,7 @@ fn pages(p: &Probe, half: Half) -> Result<Worst> {
         [1, 0].iter().zip(0..).map(|(&d, h)| PageMove { device: d, host: h, tokens: 32 }).collect();
     let layer_at = |host| [LayerPages { device: device.ptr(), host }];
     let (from, to) = (layer_at(staged.ptr()), layer_at(back.ptr()));
-    let args = PageMoves { layers: &from, pages: &list, n_kv_heads: heads, head_dim: hd };
+    let args = PageMoves { layers: &from, pages: &list, n_kv_heads: heads, head_dim: hd, kv };
     pages_from_host(&*p.rt, LANE, &args)?;
     let mut want = Vec::new();
     for &id in [ids[1], ids[0]].iter() {
@@ -172,8 +172,12 @@ fn pages(p: &Probe, half: Half) -> Result<Worst> {
             }
         }
     }
-    debug_assert!(want.iter().all(|w| value(half, super::numbers::bits(half, w.0 as f32)) == w.0));
-    let there = Worst::of(&p.halves(&device, half)?, want);
+    let bytes = p.bytes(&device)?;
+    let parts = bytes.chunks_exact(kv.part_bytes(hd));
+    // In f32, as the layout's accessors: a code times its scale is rounded.
+    let each = |part| (0..PAGE_TOKENS * hd).map(move |i| stored(kv, part, hd, i / hd, i % hd) as f32);
+    let got: Vec<f64> = parts.flat_map(each).map(f64::from).collect();
+    let there = Worst::of(&got, want);
     pages_to_host(&*p.rt, LANE, &PageMoves { layers: &to, ..args })?;
     Ok(there.max(Worst::of_bytes(&p.bytes(&back)?, &on_host)))
 }

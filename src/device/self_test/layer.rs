@@ -1,13 +1,13 @@
 //! What stands between the products of a layer: rotation and the append to pages, activations.
 
 use super::Depth;
-use super::numbers::{U, floats, some, unit, value, words};
-use super::probe::{LANE, Probe, Worst, at};
+use super::numbers::{U, floats, some, stored, unit, words};
+use super::probe::{LANE, Probe, Worst, at, kv_types};
 use crate::Result;
+use crate::cache::KvType;
 use crate::device::kernels::elementwise::{Activate, Activation, RopeAppend, activate, rope_append};
 use crate::device::runtime::DevPtr;
 use crate::model::{Ffn, QkNorm, RopePairing};
-use crate::tensor::Half;
 
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
@@ -16,7 +16,7 @@ const PAGE: usize = 32;
 
 /// Rotation, norms of queries and keys, the append to pages.
 pub fn rope(p: &mut Probe, depth: Depth) {
-    for &kv in p.half_types() {
+    for kv in kv_types(p) {
         for norms in [None, Some(QkNorm::PerHead), Some(QkNorm::Whole)] {
             for pairing in [RopePairing::Half, RopePairing::Interleaved] {
                 if depth == Depth::Quick && (pairing == RopePairing::Interleaved || norms.is_none()) {
@@ -29,7 +29,7 @@ pub fn rope(p: &mut Probe, depth: Depth) {
     }
 }
 
-fn rotated(p: &Probe, kv: Half, norms: Option<QkNorm>, pairing: RopePairing) -> Result<Worst> {
+fn rotated(p: &Probe, kv: KvType, norms: Option<QkNorm>, pairing: RopePairing) -> Result<Worst> {
     let (hd, heads, rows, eps) = (HEAD_DIM, HEADS + 2 * KV_HEADS, 3, 1e-5f32);
     let ld = heads * hd;
     let (positions, half) = (40, hd / 2);
@@ -51,7 +51,7 @@ fn rotated(p: &Probe, kv: Half, norms: Option<QkNorm>, pairing: RopePairing) -> 
     };
     let pos_dev = p.up(&words(&row_pos))?;
     let slot_dev = p.up(&words(&slots.map(|s| s as u32)))?;
-    let (q, pages) = (p.out(rows * HEADS * hd * 2)?, p.out(2 * KV_HEADS * 2 * PAGE * hd * 2)?);
+    let (q, pages) = (p.out(rows * HEADS * hd * 2)?, p.out(2 * KV_HEADS * 2 * kv.part_bytes(hd))?);
     let args = RopeAppend {
         qkv: qkv_dev.ptr(),
         bias: bias_dev.ptr(),
@@ -78,9 +78,8 @@ fn rotated(p: &Probe, kv: Half, norms: Option<QkNorm>, pairing: RopePairing) -> 
     rope_append(&*p.rt, LANE, &args)?;
 
     let mut want_q = Vec::new();
-    // Untouched places hold what outputs hold before: compared as bits.
-    let canary = value(kv, 0xffff);
-    let mut want_pages = vec![(canary, 0.0); 2 * KV_HEADS * 2 * PAGE * hd];
+    // Untouched places hold what outputs hold before, which is NaN.
+    let mut want_pages = vec![(f64::NAN, 0.0); 2 * KV_HEADS * 2 * PAGE * hd];
     for row in 0..rows {
         let x: Vec<f64> = (0..ld).map(|i| f64::from(qkv[row * ld + i]) + f64::from(bias[i])).collect();
         for (first, count, is_q, is_v) in [
@@ -113,10 +112,14 @@ fn rotated(p: &Probe, kv: Half, norms: Option<QkNorm>, pairing: RopePairing) -> 
                 // The bias, a sum of squares over all heads at most, eight more for the norm, two for the rotation.
                 let size = y.iter().fold(0f64, |m, y| m.max(y.abs())) + 1.0;
                 let off = (HEADS * hd + 16) as f64 * U * size;
+                // Half a step of a code, and roundings of up to 127.
+                let most = turned.iter().fold(off, |m, y| m.max(y.abs() + off));
+                let step = most / 127.0 * (0.5 + 4.0 * 127.0 * U) + off;
                 for (d, &y) in turned.iter().enumerate() {
-                    let want = (y, off + unit(kv) * (y.abs() + off) + 2f64.powi(-25));
+                    let rounded = (y, off + unit(kv.half()) * (y.abs() + off) + 2f64.powi(-25));
+                    let want = if kv.is_scaled() { (y, off + step) } else { rounded };
                     match slots[row] {
-                        _ if is_q => want_q.push(want),
+                        _ if is_q => want_q.push(rounded),
                         -1 => {}
                         slot => {
                             let (page, token) = (slot as usize / PAGE, slot as usize % PAGE);
@@ -129,14 +132,18 @@ fn rotated(p: &Probe, kv: Half, norms: Option<QkNorm>, pairing: RopePairing) -> 
         }
     }
     // Untouched elements are NaN, which equals nothing: they are compared as 0 with 0.
-    let got: Vec<f64> = p.halves(&pages, kv)?;
+    let bytes = p.bytes(&pages)?;
+    let got: Vec<f64> = bytes
+        .chunks_exact(kv.part_bytes(hd))
+        .flat_map(|part| (0..PAGE * hd).map(move |i| stored(kv, part, hd, i / hd, i % hd)))
+        .collect();
     let touched = want_pages.iter().zip(&got).map(|(want, &got)| match (want.0.is_nan(), got.is_nan()) {
         (true, true) => (0.0, (0.0, 0.0)),
         (true, false) => (got, (f64::NAN, 0.0)),
         _ => (got, *want),
     });
     let (got, want): (Vec<f64>, Vec<(f64, f64)>) = touched.unzip();
-    Ok(Worst::of(&p.halves(&q, kv)?, want_q).max(Worst::of(&got, want)))
+    Ok(Worst::of(&p.halves(&q, kv.half())?, want_q).max(Worst::of(&got, want)))
 }
 
 /// Activations of feed-forwards, and plain conversions.

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use crate::cache::{KvType, PAGE_TOKENS, quantise_head};
 use crate::tensor::Half;
 
 /// Unit roundoff of f32.
@@ -50,6 +51,41 @@ pub fn value(half: Half, bits: u16) -> f64 {
 pub fn some_halves(half: Half, seed: u64, n: usize, scale: f32) -> (Vec<f64>, Vec<u8>) {
     let bits: Vec<u16> = some(seed, n).iter().map(|x| bits(half, scale * x)).collect();
     (bits.iter().map(|&b| value(half, b)).collect(), bits.iter().flat_map(|b| b.to_le_bytes()).collect())
+}
+
+/// An element of a head's keys (or values) of a page on a device: rows of tokens, and of q8 then their scales.
+pub fn stored(kv: KvType, part: &[u8], head_dim: usize, token: usize, d: usize) -> f64 {
+    let at = token * head_dim + d;
+    match kv {
+        KvType::Q8 => f64::from(part[at].cast_signed()) * f64::from(scale_of(part, head_dim, token)),
+        KvType::BF16 | KvType::F16 => value(kv.half(), u16::from_le_bytes([part[2 * at], part[2 * at + 1]])),
+    }
+}
+
+/// A token's scale of q8.
+pub fn scale_of(part: &[u8], head_dim: usize, token: usize) -> f32 {
+    let at = PAGE_TOKENS * head_dim + 4 * token;
+    f32::from_le_bytes([part[at], part[at + 1], part[at + 2], part[at + 3]])
+}
+
+/// `n` heads' keys (or values) of pages, of noise.
+pub fn some_parts(kv: KvType, seed: u64, n: usize, head_dim: usize) -> Vec<u8> {
+    let row = |i: usize| (0..head_dim).map(move |d| noise(seed, i * head_dim + d));
+    let mut bytes = Vec::with_capacity(n * kv.part_bytes(head_dim));
+    for part in 0..n {
+        let mut scales = Vec::new();
+        for token in part * PAGE_TOKENS..(part + 1) * PAGE_TOKENS {
+            if kv.is_scaled() {
+                let mut codes = vec![0; head_dim];
+                scales.push(quantise_head(&row(token).collect::<Vec<f32>>(), &mut codes));
+                bytes.extend(codes.iter().map(|c| c.cast_unsigned()));
+            } else {
+                bytes.extend(row(token).flat_map(|x| bits(kv.half(), x).to_le_bytes()));
+            }
+        }
+        bytes.extend(floats(&scales));
+    }
+    bytes
 }
 
 pub fn floats(x: &[f32]) -> Vec<u8> {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::numbers::value;
 use super::watch::Watch;
 use super::{GroupReport, Outcome};
+use crate::cache::KvType;
 use crate::device::runtime::{Buffer, DevPtr, Lane, Runtime};
 use crate::tensor::Half;
 use crate::{Error, Result};
@@ -262,6 +263,11 @@ impl Probe {
     pub fn half_types(&self) -> &'static [Half] {
         if self.rt.info().sm >= 80 { &[Half::F16, Half::BF16] } else { &[Half::F16] }
     }
+}
+
+/// The types of keys and values that the device has kernels for.
+pub fn kv_types(p: &Probe) -> Vec<KvType> {
+    p.half_types().iter().map(|&half| half.into()).chain([KvType::Q8]).collect()
 }
 
 /// The address of an optional buffer, or NULL.

@@ -10,9 +10,8 @@ use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
 use tandem::engine::{Engine, NewTokens, Options};
 use tandem::program::{Far, Flow, Kv, PageMove, Placement, RequestId, Side, Wants};
-use tandem::tensor::Half;
 
-use super::{Model, engine, on_device, options, plain};
+use super::{Model, engine, kv_of, on_device, options, plain};
 use crate::support::gpu;
 use crate::support::sub_batches::{self, Moves};
 
@@ -187,7 +186,7 @@ fn any_home_and_any_swap_at_any_time_give_the_models_logits() {
         [("tiny-qwen3", "q8_0", 48), ("tiny-gemma3", "q8_0", 16), ("tiny-mistral", "q8_0", 16)]
     {
         let accel = gpu::an_accelerator();
-        let model = Model::with(name, dtype, 160, gpu::kv(&accel, Half::BF16));
+        let model = Model::with(name, dtype, 160, kv_of(name, &accel));
         let cases = gpu::cases(&accel, cases);
         let strategy =
             (any::<bool>(), any::<bool>(), 1..8usize, 1..12usize, prop::collection::vec(act(), 1..40));
@@ -195,7 +194,7 @@ fn any_home_and_any_swap_at_any_time_give_the_models_logits() {
         let run = |(split, streams, device, far, acts): (bool, bool, usize, usize, Vec<Act>)| {
             let how = if streams { Far::Stream } else { Far::Attend };
             let placement = &placements(model.m.spec.n_layers)[usize::from(split)];
-            let o = Options { kv_dtype: model.kv.into(), ..homes(4, device, far, how) };
+            let o = Options { kv_dtype: model.kv, ..homes(4, device, far, how) };
             let mut e =
                 engine(&model.m, &o, &accel, placement).map_err(|e| TestCaseError::fail(e.to_string()))?;
             let mut seqs = [Side::Device, Side::Host, Side::Device, Side::Host].map(|s| e.add_at(s).unwrap());

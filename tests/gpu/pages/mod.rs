@@ -10,6 +10,7 @@ use crate::support::{models, naive_model, rounding};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tandem::Error;
+use tandem::cache::KvType;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
 use tandem::device::{Accelerator, on_kernels};
 use tandem::engine::timeline::Traced;
@@ -56,7 +57,7 @@ struct Model {
     want: Vec<Vec<f64>>,
     bound: f64,
     /// What keys and values are kept in.
-    kv: Half,
+    kv: KvType,
 }
 
 impl Model {
@@ -64,11 +65,14 @@ impl Model {
         Model::with(name, dtype, n, Half::BF16)
     }
 
-    fn with(name: &str, dtype: &str, n: usize, kv: Half) -> Model {
+    fn with(name: &str, dtype: &str, n: usize, kv: impl Into<KvType>) -> Model {
+        let kv = kv.into();
         let m = load(&format!("synth:{name},dtype={dtype},seed=7,ctx=800")).unwrap();
         let tokens = tokens(n, m.spec.vocab);
         let want = naive_model::logits(&m.spec, &m.weights, kv, &tokens);
-        let bound = rounding::accelerator(&m.spec, Half::BF16, dtype == "bf16");
+        // Whatever the type of 16 bits is, the bound is bf16's.
+        let bound =
+            rounding::accelerator(&m.spec, if kv.is_scaled() { kv } else { KvType::BF16 }, dtype == "bf16");
         Model { m, tokens, want, bound, kv }
     }
 
@@ -147,13 +151,14 @@ fn pages_that_left_are_attended_by_kernels_too() {
         .flat_map(|n| gpu::runtimes().into_iter().map(move |r| (n, r)))
     {
         let accel = on_kernels(runtime).expect("a runtime with kernels");
-        let model = Model::with(name, "q8_0", 164, gpu::kv(&accel, Half::BF16));
-        for far in [Far::Attend, Far::Stream] {
-            let o = Options { kv_dtype: model.kv.into(), ..options(164, 1, 64, 4, far) };
+        let halves = Model::with(name, "q8_0", 164, gpu::kv(&accel, Half::BF16));
+        let codes = Model::with(name, "q8_0", 164, KvType::Q8);
+        for (model, far) in [&halves, &codes].into_iter().flat_map(|m| [(m, Far::Attend), (m, Far::Stream)]) {
+            let o = Options { kv_dtype: model.kv, ..options(164, 1, 64, 4, far) };
             let mut e = engine(&model.m, &o, &accel, &on_device(model.m.spec.n_layers)).unwrap();
             let seq = e.add();
             for n in [64, 33, 1, 1, 60, 1, 4] {
-                step(&mut e, &model, &[(seq, n)]).unwrap_or_else(|e| panic!("{far:?}: {e}"));
+                step(&mut e, model, &[(seq, n)]).unwrap_or_else(|e| panic!("{:?}, {far:?}: {e}", model.kv));
             }
         }
     }
@@ -165,7 +170,7 @@ fn pages_that_left_are_attended_beside_a_sequence_that_is_all_here() {
     for runtime in gpu::runtimes() {
         let accel = on_kernels(runtime).expect("a runtime with kernels");
         let model = Model::with("tiny-llama", "q8_0", 190, gpu::kv(&accel, Half::BF16));
-        let o = Options { kv_dtype: model.kv.into(), ..options(190, 2, 40, 6, Far::Attend) };
+        let o = Options { kv_dtype: model.kv, ..options(190, 2, 40, 6, Far::Attend) };
         let mut e = engine(&model.m, &o, &accel, &on_device(model.m.spec.n_layers)).unwrap();
         let (long, short) = (e.add(), e.add());
         for rows in [
@@ -199,6 +204,11 @@ fn any_layer() -> impl Strategy<Value = LayerPlacement> {
     })
 }
 
+/// Codes of 8 bits in one of the models.
+fn kv_of(name: &str, accel: &Arc<dyn Accelerator>) -> KvType {
+    if name == "tiny-mistral" { KvType::Q8 } else { gpu::kv(accel, Half::BF16).into() }
+}
+
 /// Any placement, any number of pages, sequences that come and go, are cut and grow: pages leave and come back between steps.
 #[test]
 fn any_pages_on_any_side_give_the_models_logits() {
@@ -206,7 +216,7 @@ fn any_pages_on_any_side_give_the_models_logits() {
         [("tiny-qwen3", "q8_0", 40), ("tiny-gemma3", "q8_0", 12), ("tiny-mistral", "q8_0", 12)]
     {
         let accel = gpu::an_accelerator();
-        let model = Model::with(name, dtype, 200, gpu::kv(&accel, Half::BF16));
+        let model = Model::with(name, dtype, 200, kv_of(name, &accel));
         let n = model.m.spec.n_layers;
         let gemma = name == "tiny-gemma3";
         let cases = gpu::cases(&accel, cases);
@@ -225,7 +235,7 @@ fn any_pages_on_any_side_give_the_models_logits() {
         runner
             .run(&strategy, |(layers, pages, far, acts)| {
                 let placement = Placement { layers, ..on_device(n) };
-                let o = Options { kv_dtype: model.kv.into(), ..options(200, 3, 40, pages, far) };
+                let o = Options { kv_dtype: model.kv, ..options(200, 3, 40, pages, far) };
                 let mut e = engine(&model.m, &o, &accel, &placement)
                     .map_err(|e| TestCaseError::fail(e.to_string()))?;
                 let mut seqs = [e.add(), e.add(), e.add()];

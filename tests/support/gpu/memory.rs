@@ -2,6 +2,7 @@
 use std::sync::Arc;
 
 use half::{bf16, f16};
+use tandem::cache::{KvType, PAGE_TOKENS, quantise_head};
 use tandem::device::{Buffer, DevPtr, Lane, Runtime};
 use tandem::tensor::Half;
 
@@ -119,6 +120,40 @@ pub fn decode(t: Half, x: u16) -> f64 {
     match t {
         Half::F16 => f16::from_bits(x).to_f64(),
         Half::BF16 => bf16::from_bits(x).to_f64(),
+    }
+}
+
+/// An element of a head's keys (or values) of a page as a device holds them: rows of tokens, and of q8 then their scales.
+pub fn stored(kv: KvType, part: &[u8], head_dim: usize, token: usize, d: usize) -> f64 {
+    let at = token * head_dim + d;
+    match kv {
+        KvType::Q8 => f64::from(part[at] as i8) * f64::from(scale_of(part, head_dim, token)),
+        KvType::F16 | KvType::BF16 => decode(kv.half(), u16::from_le_bytes([part[2 * at], part[2 * at + 1]])),
+    }
+}
+
+/// A token's scale of q8.
+pub fn scale_of(part: &[u8], head_dim: usize, token: usize) -> f32 {
+    let at = PAGE_TOKENS * head_dim + 4 * token;
+    f32::from_le_bytes(part[at..at + 4].try_into().unwrap())
+}
+
+/// Stores a token's row there.
+pub fn store(kv: KvType, part: &mut [u8], token: usize, row: &[f32]) {
+    let at = token * row.len();
+    match kv {
+        KvType::Q8 => {
+            let mut codes = vec![0; row.len()];
+            let scale = quantise_head(row, &mut codes);
+            part[at..at + row.len()].copy_from_slice(bytes(&codes));
+            let scales = PAGE_TOKENS * row.len() + 4 * token;
+            part[scales..scales + 4].copy_from_slice(&scale.to_le_bytes());
+        }
+        KvType::F16 | KvType::BF16 => {
+            for (to, &x) in part[2 * at..].chunks_exact_mut(2).zip(row) {
+                to.copy_from_slice(&encode(kv.half(), x).to_le_bytes());
+            }
+        }
     }
 }
 

@@ -28,7 +28,6 @@ use super::ops::cpu::{Cpu, Plans};
 use super::ops::linear::Arithmetic;
 use super::runtime::EmulatedRuntime;
 use super::step::HostStep;
-use crate::cache::KvType;
 use crate::device::accelerator::{
     Accelerator, EmbedWeight, FeedForward, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight,
     Mailbox, NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc,
@@ -103,10 +102,6 @@ impl Accelerator for EmulatedAccelerator {
             )));
         }
         shape.exact.map_or(Ok(()), |_| exact::attn_shape(shape, false).check())
-    }
-
-    fn stores(&self, _kv: KvType) -> bool {
-        true
     }
 
     fn activations_for(&self, dtype: DType) -> Option<Half> {

@@ -43,5 +43,5 @@ pub(super) fn page_moves<'a>(
     layers: &'a [LayerPages],
     pages: &'a [PageMove],
 ) -> PageMoves<'a> {
-    PageMoves { layers, pages, n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim }
+    PageMoves { layers, pages, n_kv_heads: shape.n_kv_heads, head_dim: shape.head_dim, kv: shape.kv }
 }

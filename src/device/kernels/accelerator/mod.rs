@@ -24,7 +24,6 @@ use self::scratch::{Scratch, attention_shape};
 use super::exchange::{pages_from_host, pages_to_host};
 use super::product::{self, choose};
 use super::quant::PackedLayout;
-use crate::cache::KvType;
 use crate::device::accelerator::{
     Accelerator, EmbedWeight, FeedForward, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight,
     Mailbox, NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc,
@@ -72,13 +71,6 @@ impl Accelerator for KernelAccelerator {
                 self.rt().info().name
             )));
         }
-        if !self.stores(shape.kv) {
-            return Err(Error::Unsupported(format!(
-                "{}: keys and values in 8 bits are not supported by its kernels yet; keep them in 16 bits, or run on the CPU with \
-                 `device` cpu",
-                self.rt().info().name
-            )));
-        }
         attention_shape(shape).check(self.rt())?;
         let widths = [
             ("hidden size", shape.d_model),
@@ -94,10 +86,6 @@ impl Accelerator for KernelAccelerator {
             }
         }
         Ok(())
-    }
-
-    fn stores(&self, kv: KvType) -> bool {
-        !kv.is_scaled()
     }
 
     fn activations_for(&self, dtype: DType) -> Option<Half> {

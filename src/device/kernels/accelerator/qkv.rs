@@ -141,7 +141,7 @@ fn as_they_are(cx: &StepContext<'_>, rows: &Range<usize>) -> RopeAppend {
         finished: DevPtr::NULL,
         q: DevPtr::NULL,
         kv: DevPtr::NULL,
-        kv_type: shape.kv.half(),
+        kv_type: shape.kv,
         publish: None,
         rows: rows.len(),
         ld: shape.qkv_dim(),

@@ -42,7 +42,7 @@ pub(super) fn attention_shape(shape: &Shape) -> AttentionShape {
         head_dim: shape.head_dim,
         scale: shape.attn_scale,
         softcap: shape.attn_softcap,
-        kv: shape.kv.half(),
+        kv: shape.kv,
         out: shape.act,
     }
 }

@@ -48,15 +48,17 @@ fn blocks_per_item(shape: &AttentionShape) -> usize {
     shape.n_kv_heads * (shape.n_heads / shape.n_kv_heads).div_ceil(DECODE_HEADS as usize)
 }
 
-/// Shared memory of a block; mirrors `Tile<D>` of the kernel.
-fn shared_bytes(head_dim: usize, sm: u32) -> u32 {
-    let stages = match head_dim {
+/// Shared memory of a block; mirrors `Tile<T, D>` of the kernel.
+fn shared_bytes(shape: &AttentionShape, sm: u32) -> u32 {
+    let stages = match shape.head_dim {
         0..=96 => 4,
         97..=128 => 3,
         _ if sm >= 80 => 3,
         _ => 2,
     };
-    (WARPS * stages * KEYS * head_dim * 2) as u32
+    // Of keys and values in 8 bits, the scales of both come with the keys.
+    let scales = if shape.kv.is_scaled() { 2 * KEYS * size_of::<f32>() } else { 0 };
+    (WARPS * stages * (KEYS * shape.head_dim * shape.kv.element() + scales)) as u32
 }
 
 /// Operands of [`decode_attention`].
@@ -125,7 +127,7 @@ pub fn decode_attention(
             kernel: &shape.decode_kernel(),
             grid: [blocks.min(fill) as u32, 1, 1],
             block: [THREADS, 1, 1],
-            shared: shared_bytes(shape.head_dim, info.sm),
+            shared: shared_bytes(shape, info.sm),
             params: params.bytes(),
         },
     )

@@ -21,6 +21,7 @@ pub use prefill::{PrefillAttention, PrefillKernel, prefill_attention};
 use std::ops::RangeInclusive;
 
 use super::abi::{ATTENTION_OUT_BF16, ATTENTION_OUT_F16};
+use crate::cache::KvType;
 use crate::device::runtime::Runtime;
 use crate::tensor::Half;
 use crate::{Error, Result};
@@ -44,8 +45,8 @@ pub struct AttentionShape {
     pub scale: f32,
     /// Soft-cap of the scaled scores, 0.001 to 1000.
     pub softcap: Option<f32>,
-    /// Type of queries, keys and values.
-    pub kv: Half,
+    /// How keys and values are stored; queries have its [`KvType::half`].
+    pub kv: KvType,
     /// Type of the final rows.
     pub out: Half,
 }

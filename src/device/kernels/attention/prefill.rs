@@ -58,17 +58,20 @@ impl PrefillKernel {
         }
     }
 
-    /// Shared memory of a block; mirrors `Tile<D>` of the kernels.
-    fn shared_bytes(self, head_dim: usize, sm: u32) -> u32 {
-        let tokens = match (self, head_dim) {
-            (PrefillKernel::Mma, 0..=96) => 4 * 64,
-            (PrefillKernel::Mma, 97..=128) => 3 * 64,
-            (PrefillKernel::Mma, _) => PREFILL_QUERIES as usize + if sm >= 80 { 3 } else { 2 } * 32,
-            (PrefillKernel::Wgmma, 0..=128) => PREFILL_QUERIES_SM90A as usize + 4 * 128,
-            (PrefillKernel::Wgmma, _) => PREFILL_QUERIES_SM90A as usize + 4 * 64,
+    /// Shared memory of a block; mirrors `Tile` of the kernels.
+    fn shared_bytes(self, shape: &AttentionShape, sm: u32) -> u32 {
+        // Queries that lie there beside the tiles of keys and values, and these tiles.
+        let (queries, tiles, keys) = match (self, shape.head_dim) {
+            (PrefillKernel::Mma, 0..=96) => (0, 4, 64),
+            (PrefillKernel::Mma, 97..=128) => (0, 3, 64),
+            (PrefillKernel::Mma, _) => (PREFILL_QUERIES as usize, if sm >= 80 { 3 } else { 2 }, 32),
+            (PrefillKernel::Wgmma, 0..=128) => (PREFILL_QUERIES_SM90A as usize, 4, 128),
+            (PrefillKernel::Wgmma, _) => (PREFILL_QUERIES_SM90A as usize, 4, 64),
         };
         let barriers = if self == PrefillKernel::Wgmma { 4 * 16 } else { 0 };
-        (tokens * head_dim * 2 + barriers) as u32
+        let scales = if shape.kv.is_scaled() { 2 * size_of::<f32>() } else { 0 };
+        let token = shape.head_dim * shape.kv.element() + scales;
+        (queries * shape.head_dim * 2 + tiles * keys * token + barriers) as u32
     }
 }
 
@@ -139,7 +142,7 @@ pub fn prefill_attention(
                 kernel: &args.kernel.name(shape),
                 grid: [(args.max_items * shape.n_heads) as u32, 1, 1],
                 block: [args.kernel.threads(), 1, 1],
-                shared: args.kernel.shared_bytes(shape.head_dim, runtime.info().sm),
+                shared: args.kernel.shared_bytes(shape, runtime.info().sm),
                 params,
             },
         )

@@ -2,9 +2,9 @@
 
 use super::super::abi::RopeAppendParams;
 use crate::Result;
+use crate::cache::KvType;
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::model::{QkNorm, RopePairing};
-use crate::tensor::Half;
 
 const WARPS: usize = 4;
 /// Most warps of a block that takes a whole row.
@@ -20,7 +20,7 @@ pub struct PublishRows {
     /// u32 in device memory: how many rows are published in all. Several launches of one lane may share them: the last
     /// one sets the epoch.
     pub n: DevPtr,
-    /// Mapped host memory: places of `stride` bytes, each for the q|k|v of one row, in the KV type.
+    /// Mapped host memory: places of `stride` bytes, each for the q|k|v of one row, in the KV type's 16-bit one.
     pub to: DevPtr,
     /// Bytes from place to place.
     pub stride: usize,
@@ -60,14 +60,14 @@ pub struct RopeAppend {
     /// i32 `[rows]`: page · 32 + token in page; -1 means that K and V of the row are not stored. Optional: without it
     /// no row's are.
     pub row_slot: DevPtr,
-    /// q|k|v as f32 `[rows][ld]`, before the rounding to `kv_type`; optional. It may be `qkv` itself.
+    /// q|k|v as f32 `[rows][ld]`, before any rounding; optional. It may be `qkv` itself.
     pub finished: DevPtr,
-    /// `[rows][n_heads · head_dim]` of `kv_type`; optional.
+    /// `[rows][n_heads · head_dim]` of [`KvType::half`]; optional.
     pub q: DevPtr,
     /// The layer's pages.
     pub kv: DevPtr,
-    /// Type of q, K and V.
-    pub kv_type: Half,
+    /// How K and V are stored in pages; q and what is published have its [`KvType::half`].
+    pub kv_type: KvType,
     /// Publication of some rows to the host.
     pub publish: Option<PublishRows>,
     /// Rows.

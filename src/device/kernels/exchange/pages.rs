@@ -3,6 +3,7 @@
 use super::super::abi::{KV_PAGE_TOKENS, PAGES_LAYERS, PAGES_MAX, PageItem, PageLayer, PagesParams};
 use super::super::elementwise::launch;
 use crate::Result;
+use crate::cache::KvType;
 use crate::device::accelerator::{LayerPages, PageMove};
 use crate::device::runtime::{Lane, Runtime};
 
@@ -19,6 +20,8 @@ pub struct PageMoves<'a> {
     pub n_kv_heads: usize,
     /// Elements of a head, a multiple of 16, at most 256.
     pub head_dim: usize,
+    /// How keys and values are stored.
+    pub kv: KvType,
 }
 
 /// Most blocks of a move on a device with so many multiprocessors: an eighth of them, from 4 to 16. The others go on with
@@ -51,7 +54,11 @@ fn move_pages(runtime: &dyn Runtime, lane: Lane, kernel: &str, args: &PageMoves<
         (16..=256).contains(&hd) && hd.is_multiple_of(16),
         "{kernel}: head_dim {hd}, wanted a multiple of 16 up to 256"
     );
-    let shared = KV_PAGE_TOKENS as usize * (hd / 2 + 2) * 4;
+    let tokens = KV_PAGE_TOKENS as usize;
+    let (kernel, shared) = match args.kv {
+        KvType::BF16 | KvType::F16 => (kernel.to_owned(), tokens * (hd / 2 + 2) * 4),
+        KvType::Q8 => (format!("{kernel}_q8"), 2 * tokens * (hd + 4) + 2 * tokens * size_of::<f32>()),
+    };
     let most = most_blocks(runtime.info().multiprocessors);
     for layers in args.layers.chunks(PAGES_LAYERS as usize) {
         for pages in args.pages.chunks(PAGES_MAX as usize) {
@@ -69,7 +76,7 @@ fn move_pages(runtime: &dyn Runtime, lane: Lane, kernel: &str, args: &PageMoves<
                 *to = PageItem { device: page.device, host: page.host, tokens: page.tokens };
             }
             let blocks = most.min(layers.len() * pages.len() * args.n_kv_heads);
-            launch(runtime, lane, kernel, [blocks, 1], THREADS, shared, &params)?;
+            launch(runtime, lane, &kernel, [blocks, 1], THREADS, shared, &params)?;
         }
     }
     Ok(())

@@ -8,21 +8,24 @@
 //!   scale rounded twice and the largest score subtracted: δe <= (2·head_dim + 8)·u·A;
 //! * a soft-cap c has slope <= 1, so it makes no error larger; 2c·(½ − 1/(1 + 2^y)) adds those of 2^y (6u with its argument's,
 //!   at slope ¼ of 2c), of the sum and the quotient (5u of up to 2c), of the difference and the product: δe grows by 16uc;
+//! * a score of q8 is multiplied by its key's scale, which is rounded (with the product before: 2u of A);
 //! * a weight is 2^x with x rounded as above (4u), rescaled at most once a tile, warp and split (5u each, the
 //!   exponents' roundings telescope to 2uA), and rounded to the KV type (b):
 //!   η = e^(δe + 2uA) − 1 + (4 + 5·(t + 8))·u + b;
 //! * sums of up to n + t + 8 terms: 2u each. Numerator and denominator carry both:
 //!   |δout| <= 2·(η + 2·(n + t + 8)·u)·Σ w_t |v_t|
-//! * an f16 weight below 2^-14 of the largest is rounded absolutely: 2^-25·Σ |v_t| more, twice;
+//! * an f16 weight below 2^-14 of the largest is rounded absolutely: 2^-25·Σ |v_t| more, twice; of q8 it is the weight times the
+//!   value's scale, and the largest of these products is between 1 and 2: 2^-25·Σ |code_t|;
 //! * out is rounded: half an ulp of its type.
 
 mod world;
 
 use std::sync::Arc;
 
-use crate::support::gpu::memory::{LANE, bytes, decode, encode, epsilon};
+use crate::support::gpu::memory::{LANE, bytes, decode, encode, epsilon, scale_of, store, stored};
 use crate::support::gpu::{self, Rng};
 use proptest::prelude::*;
+use tandem::cache::KvType;
 use tandem::device::kernels::abi::{ATTENTION_FINAL, DecodeItem, PrefillItem};
 use tandem::device::kernels::attention::*;
 use tandem::device::{Buffer, PartialRows, Runtime};
@@ -39,10 +42,11 @@ fn shape(
     n_heads: usize,
     n_kv_heads: usize,
     head_dim: usize,
-    kv: Half,
+    kv: KvType,
 ) -> AttentionShape {
-    let out = if kv == Half::BF16 { Half::F16 } else { Half::BF16 };
-    let (kv, out) = if rt.info().sm < 80 { (Half::F16, Half::F16) } else { (kv, out) };
+    let out = if kv == KvType::BF16 { Half::F16 } else { Half::BF16 };
+    let f16 = if kv.is_scaled() { kv } else { KvType::F16 };
+    let (kv, out) = if rt.info().sm < 80 { (f16, Half::F16) } else { (kv, out) };
     AttentionShape {
         n_heads,
         n_kv_heads,
@@ -54,7 +58,7 @@ fn shape(
     }
 }
 
-const BOTH: [Half; 2] = [Half::F16, Half::BF16];
+const TYPES: [KvType; 3] = [KvType::F16, KvType::BF16, KvType::Q8];
 const CONTEXTS: [usize; 10] = [1, 31, 32, 33, 255, 256, 257, 512, 513, 1000];
 
 fn all(world: &World) -> Vec<usize> {
@@ -72,7 +76,7 @@ fn run_and_check(rt: &Arc<dyn Runtime>, world: &World, what: &str) {
 #[test]
 fn decode_matches_the_oracle_for_every_head_size() {
     for rt in gpu::runtimes() {
-        for kv in BOTH {
+        for kv in TYPES {
             for hd in HEAD_DIMS {
                 let parts: Vec<Part> = CONTEXTS.iter().map(|&n| Part::decode(n - 1)).collect();
                 let world = World::new(shape(&rt, 4, 2, hd, kv), None, &parts, 1.0, 1);
@@ -91,7 +95,8 @@ fn decode_of_every_group() {
                 .enumerate()
         {
             let parts = [Part::decode(39), Part::decode(299)];
-            let world = World::new(shape(&rt, heads, kv_heads, 64, BOTH[i % 2]), None, &parts, 1.0, i as u64);
+            let world =
+                World::new(shape(&rt, heads, kv_heads, 64, TYPES[i % 3]), None, &parts, 1.0, i as u64);
             run_and_check(&rt, &world, &format!("{heads} heads, {kv_heads} KV heads"));
         }
     }
@@ -100,11 +105,12 @@ fn decode_of_every_group() {
 #[test]
 fn decode_with_a_window() {
     for rt in gpu::runtimes() {
-        for window in [1, 17, 32, 300] {
+        for (window, kv) in
+            [1, 17, 32, 300].iter().flat_map(|&w| [KvType::BF16, KvType::Q8].map(|kv| (w, kv)))
+        {
             let parts: Vec<Part> = [0, 16, 17, 40, 255, 256, 599].map(Part::decode).into();
-            let world =
-                World::new(shape(&rt, 4, 2, 64, Half::BF16), Some(window), &parts, 1.0, window as u64);
-            run_and_check(&rt, &world, &format!("window {window}"));
+            let world = World::new(shape(&rt, 4, 2, 64, kv), Some(window), &parts, 1.0, window as u64);
+            run_and_check(&rt, &world, &format!("{kv:?}, window {window}"));
         }
     }
 }
@@ -113,7 +119,7 @@ fn decode_with_a_window() {
 #[test]
 fn peaked_scores() {
     for rt in gpu::runtimes() {
-        for kv in BOTH {
+        for kv in TYPES {
             let parts = [Part::decode(599), Part::chunk(70, 100)];
             let world = World::new(shape(&rt, 4, 2, 64, kv), None, &parts, 8.0, 3);
             run_and_check(&rt, &world, &format!("{kv:?}"));
@@ -133,7 +139,7 @@ fn soft_capped_scores() {
                     Part { partial: true, ..Part::decode(70) },
                     Part { partial: true, ..Part::chunk(60, 20) },
                 ];
-                let shape = AttentionShape { softcap: Some(cap), ..shape(&rt, 4, 2, hd, BOTH[i % 2]) };
+                let shape = AttentionShape { softcap: Some(cap), ..shape(&rt, 4, 2, hd, TYPES[i % 3]) };
                 let window = (i % 2 == 1).then_some(50);
                 let world = World::new(shape, window, &parts, k_scale, i as u64);
                 run_and_check(&rt, &world, &format!("{hd}, cap {cap}, window {window:?}"));
@@ -145,7 +151,7 @@ fn soft_capped_scores() {
 #[test]
 fn prefill_matches_the_oracle_for_every_head_size() {
     for rt in gpu::runtimes() {
-        for kv in BOTH {
+        for kv in TYPES {
             for hd in HEAD_DIMS {
                 // Chunks around the tile, at the start, in the middle of a tile, after a long context.
                 let parts =
@@ -167,7 +173,7 @@ fn prefill_of_every_group_and_window() {
         {
             let parts = [Part::chunk(0, 70), Part::chunk(150, 20)];
             let world =
-                World::new(shape(&rt, heads, kv_heads, 64, BOTH[i % 2]), window, &parts, 1.0, i as u64);
+                World::new(shape(&rt, heads, kv_heads, 64, TYPES[i % 3]), window, &parts, 1.0, i as u64);
             run_and_check(&rt, &world, &format!("{heads} heads, {kv_heads} KV heads, window {window:?}"));
         }
     }
@@ -195,9 +201,9 @@ fn partial_rows_are_not_normalised() {
                 Part { to: 0, ..part(64, 9, 0) },
                 Part::decode(30),
             ];
-            for window in [None, Some(50)] {
-                let world = World::new(shape(&rt, 4, 2, hd, Half::BF16), window, &parts, 1.0, 5);
-                run_and_check(&rt, &world, &format!("{hd}, window {window:?}"));
+            for (window, kv) in [(None, KvType::BF16), (Some(50), KvType::BF16), (None, KvType::Q8)] {
+                let world = World::new(shape(&rt, 4, 2, hd, kv), window, &parts, 1.0, 5);
+                run_and_check(&rt, &world, &format!("{kv:?} {hd}, window {window:?}"));
             }
         }
     }
@@ -209,7 +215,7 @@ fn nothing_seen_is_zero() {
     for rt in gpu::runtimes() {
         let nothing = |n_rows| Part { from: 64, ..Part::chunk(40, n_rows) };
         let parts = [nothing(1), nothing(9), Part::decode(12)];
-        let world = World::new(shape(&rt, 4, 2, 64, Half::F16), None, &parts, 1.0, 6);
+        let world = World::new(shape(&rt, 4, 2, 64, KvType::F16), None, &parts, 1.0, 6);
         // The row between the first two parts becomes padding.
         let padding = world.row0[1] - 1;
         let (plan, table) = world.plan(&all(&world), padding as u32..padding as u32 + 1);
@@ -224,9 +230,14 @@ fn nothing_seen_is_zero() {
 #[test]
 fn partials_merged_in_any_split_equal_the_whole() {
     for rt in gpu::runtimes() {
-        for (kv, hd, at) in
-            [(Half::BF16, 64, 32), (Half::F16, 80, 256), (Half::BF16, 128, 544), (Half::F16, 64, 640)]
-        {
+        for (kv, hd, at) in [
+            (KvType::BF16, 64, 32),
+            (KvType::F16, 80, 256),
+            (KvType::BF16, 128, 544),
+            (KvType::F16, 64, 640),
+            (KvType::Q8, 80, 256),
+            (KvType::Q8, 64, 544),
+        ] {
             let shape = shape(&rt, 4, 2, hd, kv);
             let part =
                 |first_pos, n_rows, from| Part { from, partial: true, ..Part::chunk(first_pos, n_rows) };
@@ -281,7 +292,7 @@ fn partials_merged_in_any_split_equal_the_whole() {
 #[test]
 fn a_row_does_not_depend_on_the_batch() {
     for rt in gpu::runtimes() {
-        for window in [None, Some(100)] {
+        for (window, kv) in [(None, KvType::BF16), (Some(100), KvType::BF16), (None, KvType::Q8)] {
             let parts = [
                 Part::decode(700),
                 Part::chunk(20, 70),
@@ -290,14 +301,14 @@ fn a_row_does_not_depend_on_the_batch() {
                 Part::chunk(300, 3),
                 Part { partial: true, ..Part::chunk(0, 66) },
             ];
-            let world = World::new(shape(&rt, 4, 2, 64, Half::BF16), window, &parts, 1.0, 8);
+            let world = World::new(shape(&rt, 4, 2, 64, kv), window, &parts, 1.0, 8);
             for kernel in world.kernels(&rt) {
                 let world = world.on(kernel);
                 let together = world.run(&rt, &all(&world));
                 let reversed = world.run(&rt, &[5, 4, 3, 2, 1, 0]);
                 for i in 0..parts.len() {
                     let alone = world.rows_of(i, &world.run(&rt, &[i]));
-                    let what = format!("{:?}, window {window:?}, {kernel:?}", parts[i]);
+                    let what = format!("{:?}, {kv:?}, window {window:?}, {kernel:?}", parts[i]);
                     assert!(alone == world.rows_of(i, &together), "{what} in a batch");
                     assert!(alone == world.rows_of(i, &reversed), "{what} in a reversed batch");
                 }
@@ -310,8 +321,8 @@ fn a_row_does_not_depend_on_the_batch() {
 #[test]
 fn a_prompt_does_not_depend_on_its_chunks() {
     for rt in gpu::runtimes() {
-        for window in [None, Some(50)] {
-            let world = World::new(shape(&rt, 2, 1, 64, Half::BF16), window, &[Part::chunk(0, 170)], 1.0, 9);
+        for (window, kv) in [(None, KvType::BF16), (Some(50), KvType::BF16), (Some(50), KvType::Q8)] {
+            let world = World::new(shape(&rt, 2, 1, 64, kv), window, &[Part::chunk(0, 170)], 1.0, 9);
             for kernel in world.kernels(&rt) {
                 let whole = world.on(kernel);
                 let want = whole.run(&rt, &[0]);
@@ -338,18 +349,18 @@ fn a_prompt_does_not_depend_on_its_chunks() {
 fn every_schedule_gives_the_same_bits() {
     let parts = [Part::decode(520), Part::chunk(40, 70), Part { partial: true, ..Part::decode(270) }];
     for hd in [64, 96, 256] {
-        for kernel in [PrefillKernel::Mma, PrefillKernel::Wgmma] {
+        let kernels = [PrefillKernel::Mma, PrefillKernel::Wgmma].map(|kernel| (kernel, KvType::BF16));
+        for (kernel, kv) in kernels.into_iter().chain([(PrefillKernel::Mma, KvType::Q8)]) {
             let mut want: Option<Output> = None;
             gpu::for_schedules(|rt, schedule| {
-                let world =
-                    World::new(shape(rt, 3, 1, hd, Half::BF16), Some(600), &parts, 1.0, 10).on(kernel);
+                let world = World::new(shape(rt, 3, 1, hd, kv), Some(600), &parts, 1.0, 10).on(kernel);
                 if !world.kernels(rt).contains(&kernel) {
                     return;
                 }
                 let got = world.run(rt, &all(&world));
                 match &want {
                     None => want = Some(got),
-                    Some(want) => assert!(*want == got, "{schedule} at head_dim {hd}, {kernel:?}"),
+                    Some(want) => assert!(*want == got, "{schedule} at head_dim {hd}, {kernel:?}, {kv:?}"),
                 }
             });
         }
@@ -359,7 +370,7 @@ fn every_schedule_gives_the_same_bits() {
 #[test]
 fn ldmatrix_is_free_of_bank_conflicts() {
     let parts = [Part::decode(300), Part::chunk(0, 70)];
-    for kv in BOTH {
+    for kv in TYPES {
         for hd in HEAD_DIMS {
             let run = |rt: &Arc<dyn Runtime>| {
                 World::new(shape(rt, 2, 1, hd, kv), None, &parts, 1.0, 11).run(rt, &[0, 1]);
@@ -374,7 +385,7 @@ fn ldmatrix_is_free_of_bank_conflicts() {
 #[test]
 fn what_kernels_do_not_cover_is_said() {
     for rt in gpu::runtimes() {
-        let good = shape(&rt, 4, 2, 64, Half::BF16);
+        let good = shape(&rt, 4, 2, 64, KvType::BF16);
         for (bad, says) in [
             (AttentionShape { head_dim: 72, ..good }, "72"),
             (AttentionShape { n_kv_heads: 3, ..good }, "3 KV heads"),
@@ -390,6 +401,9 @@ fn what_kernels_do_not_cover_is_said() {
         for hd in HEAD_DIMS {
             let best = PrefillKernel::best(&*rt, &AttentionShape { head_dim: hd, ..good });
             assert_eq!(best, if [80, 96].contains(&hd) { PrefillKernel::Mma } else { want }, "head_dim {hd}");
+            // Tiles of codes are converted in registers, where wgmma does not read its second operand.
+            let codes = AttentionShape { head_dim: hd, kv: KvType::Q8, ..good };
+            assert_eq!(PrefillKernel::best(&*rt, &codes), PrefillKernel::Mma, "codes, head_dim {hd}");
         }
     }
 }
@@ -414,7 +428,7 @@ proptest! {
         parts in proptest::collection::vec(any_part(), 1..4),
         (kv_heads, group) in (1..3usize, 1..10usize),
         hd in prop::sample::select(HEAD_DIMS.to_vec()),
-        kv in prop::sample::select(BOTH.to_vec()),
+        kv in prop::sample::select(TYPES.to_vec()),
         window in proptest::option::of(1..300usize),
         k_scale in prop::sample::select(vec![0.1f32, 1.0, 4.0]),
         seed in any::<u64>(),

@@ -36,7 +36,8 @@ pub struct World {
     pub row0: Vec<usize>,
     pub rows: usize,
     pub q: Vec<u16>,
-    pub kv: Vec<u16>,
+    /// `[page][kv_head][K, V]` of [`KvType::part_bytes`] each.
+    pub kv: Vec<u8>,
     /// Pages of each sequence.
     pub pages: Vec<Vec<u32>>,
 }
@@ -66,7 +67,9 @@ impl World {
         for i in (1..n_pages).rev() {
             ids.swap(i, rng.below(i + 1));
         }
-        let mut kv = vec![encode(shape.kv, f32::NAN); n_pages * h_kv * 2 * PAGE * hd];
+        // All ones are NaN in each float type, a scale's too.
+        let part = shape.kv.part_bytes(hd);
+        let mut kv = vec![0xff; n_pages * h_kv * 2 * part];
         let (mut pages, mut rest) = (Vec::new(), &ids[..]);
         for &len in &lens {
             let (own, tail) = rest.split_at(len.div_ceil(PAGE));
@@ -74,12 +77,15 @@ impl World {
             for pos in 0..len {
                 for head in 0..h_kv {
                     for half in 0..2 {
-                        let at = ((own[pos / PAGE] as usize * h_kv + head) * 2 + half) * PAGE * hd
-                            + pos % PAGE * hd;
-                        for d in 0..hd {
-                            kv[at + d] =
-                                encode(shape.kv, rng.normal() * if half == 0 { k_scale } else { 1.0 });
-                        }
+                        let at = ((own[pos / PAGE] as usize * h_kv + head) * 2 + half) * part;
+                        // Of q8 also values that are small, or large, beside those of other tokens.
+                        let size = match half {
+                            0 => k_scale,
+                            _ if shape.kv.is_scaled() => [1.0, 1e-4, 1.0, 30.0][rng.below(4)],
+                            _ => 1.0,
+                        };
+                        let row: Vec<f32> = (0..hd).map(|_| rng.normal() * size).collect();
+                        store(shape.kv, &mut kv[at..at + part], pos % PAGE, &row);
                     }
                 }
             }
@@ -91,9 +97,9 @@ impl World {
             rows += p.n_rows + 1;
         }
         let width = shape.n_heads * hd;
-        let mut q = vec![encode(shape.kv, f32::NAN); rows * width];
+        let mut q = vec![encode(shape.kv.half(), f32::NAN); rows * width];
         for (p, &r) in parts.iter().zip(&row0) {
-            q[r * width..(r + p.n_rows) * width].fill_with(|| encode(shape.kv, rng.normal()));
+            q[r * width..(r + p.n_rows) * width].fill_with(|| encode(shape.kv.half(), rng.normal()));
         }
         World { shape, window, kernel: PrefillKernel::Mma, parts: parts.to_vec(), row0, rows, q, kv, pages }
     }
@@ -156,7 +162,7 @@ impl World {
         let shape = &self.shape;
         shape.check(&**rt).unwrap();
         let up = |data: &[u8]| Buffer::from_bytes(rt, LANE, data).unwrap();
-        let (q, kv, table) = (up(bytes(&self.q)), up(bytes(&self.kv)), up(bytes(table)));
+        let (q, kv, table) = (up(bytes(&self.q)), up(&self.kv), up(bytes(table)));
         let decode_items = up(decode_item_bytes(&plan.decode));
         let prefill_items = up(prefill_item_bytes(&plan.prefill));
         let n_decode = up(bytes(&[plan.decode.len() as u32]));
@@ -192,7 +198,7 @@ impl World {
             decode_attention(&**rt, LANE, shape, &args).unwrap();
             let args = PrefillAttention {
                 kernel: self.kernel,
-                n_pages: self.kv.len() / (2 * PAGE * shape.head_dim * shape.n_kv_heads),
+                n_pages: self.kv.len() / (2 * shape.kv.part_bytes(shape.head_dim) * shape.n_kv_heads),
                 q: q.ptr(),
                 kv: kv.ptr(),
                 page_table: table.ptr(),
@@ -237,19 +243,18 @@ impl World {
         let low = tokens.start.max((pos + 1).saturating_sub(self.window.unwrap_or(usize::MAX)));
         let high = tokens.end.min(pos + 1);
         let q = &self.q[(self.row0[part] + row) * self.width() + head * hd..][..hd];
-        let kv = |t: usize, half: usize, d: usize| {
+        let bytes = self.shape.kv.part_bytes(hd);
+        let part_of = |t: usize, half: usize| {
             let page = self.pages[part][t / PAGE] as usize;
-            decode(
-                self.shape.kv,
-                self.kv[((page * h_kv + kv_head) * 2 + half) * PAGE * hd + t % PAGE * hd + d],
-            )
+            &self.kv[((page * h_kv + kv_head) * 2 + half) * bytes..][..bytes]
         };
+        let kv = |t: usize, half: usize, d: usize| stored(self.shape.kv, part_of(t, half), hd, t % PAGE, d);
         let scale = f64::from(self.shape.scale);
         let (mut x, mut a) = (Vec::new(), 0f64);
         for t in low..high {
             let (mut dot, mut abs) = (0.0, 0.0);
             for d in 0..hd {
-                let p = decode(self.shape.kv, q[d]) * kv(t, 0, d);
+                let p = decode(self.shape.kv.half(), q[d]) * kv(t, 0, d);
                 dot += p;
                 abs += p.abs();
             }
@@ -264,12 +269,22 @@ impl World {
         let w: Vec<f64> = x.iter().map(|x| (x - m).exp()).collect();
         let s: f64 = w.iter().sum();
         let (mut out, mut weighted, mut plain) = (vec![0.0; hd], vec![0.0; hd], vec![0.0; hd]);
+        // Of q8, values' scales are part of what is rounded, and powers of two near them of the base.
+        let size = |t: usize| match self.shape.kv {
+            KvType::Q8 => f64::from(scale_of(part_of(t, 1), hd, t % PAGE)),
+            KvType::F16 | KvType::BF16 => 1.0,
+        };
+        let base = |(x, t): (&f64, usize)| {
+            x + size(t).max(f64::MIN_POSITIVE).log2().floor() * std::f64::consts::LN_2
+        };
+        let m_scaled = x.iter().zip(low..high).map(base).fold(f64::NEG_INFINITY, f64::max);
+        let largest = if self.shape.kv.is_scaled() { (m_scaled - m).exp() } else { 1.0 };
         for (i, t) in (low..high).enumerate() {
             for d in 0..hd {
                 let v = kv(t, 1, d);
                 out[d] += w[i] / s * v;
                 weighted[d] += w[i] / s * v.abs();
-                plain[d] += v.abs() / s;
+                plain[d] += v.abs() / size(t) * largest / s;
             }
         }
         let cap = self.shape.softcap.map_or(0.0, f64::from);
@@ -351,7 +366,7 @@ pub struct Oracle {
     pub out: Vec<f64>,
     /// Σ w|v|.
     pub weighted: Vec<f64>,
-    /// Σ |v| / Σ e^(x − max).
+    /// Σ |v| / Σ e^(x − max), of q8 Σ |code| / Σ e^(x − the base).
     pub plain: Vec<f64>,
     pub a: f64,
     /// The soft-cap, or 0.
@@ -361,17 +376,17 @@ pub struct Oracle {
 
 impl Oracle {
     /// Relative error of a sum of weights.
-    pub fn weights(&self, kv: Half, hd: usize) -> f64 {
-        let de = (2 * hd + 8) as f64 * U * self.a + 16.0 * U * self.cap;
+    pub fn weights(&self, kv: KvType, hd: usize) -> f64 {
+        let de = (2 * hd + 10) as f64 * U * self.a + 16.0 * U * self.cap;
         let steps = self.n.div_ceil(16) as f64 + 8.0; // the smallest tile is 16 tokens
         (de + 2.0 * U * self.a).exp_m1()
             + (4.0 + 5.0 * steps) * U
-            + epsilon(kv)
+            + epsilon(kv.half())
             + 2.0 * (self.n as f64 + steps) * U
     }
 
     pub fn close(&self, shape: &AttentionShape, d: usize, got: f64, rounding: f64, name: &str) {
-        let tiny = if shape.kv == Half::F16 { 2f64.powi(-24) * self.plain[d] } else { 0.0 };
+        let tiny = if shape.kv.half() == Half::F16 { 2f64.powi(-24) * self.plain[d] } else { 0.0 };
         let bound = 2.0 * self.weights(shape.kv, shape.head_dim) * self.weighted[d] + tiny;
         let bound = bound + rounding * (self.out[d].abs() + bound) + 2f64.powi(-25);
         let off = (got - self.out[d]).abs();

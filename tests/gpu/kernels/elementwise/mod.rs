@@ -13,6 +13,7 @@ use std::sync::Arc;
 use crate::support::gpu::memory::*;
 use crate::support::gpu::{self, Rng};
 use proptest::prelude::*;
+use tandem::cache::KvType;
 use tandem::device::kernels::elementwise::*;
 use tandem::device::{DevPtr, NormWeight, Runtime};
 use tandem::model::{Ffn, Norm, QkNorm, RopePairing};

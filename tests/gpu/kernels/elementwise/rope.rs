@@ -4,7 +4,7 @@ use super::*;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
-    pub kv: Half,
+    pub kv: KvType,
     pub rows: usize,
     pub n_heads: usize,
     pub n_kv_heads: usize,
@@ -19,9 +19,9 @@ pub struct Case {
 }
 
 impl Case {
-    pub fn plain(kv: Half, rows: usize, head_dim: usize) -> Case {
+    pub fn plain(kv: impl Into<KvType>, rows: usize, head_dim: usize) -> Case {
         Case {
-            kv,
+            kv: kv.into(),
             rows,
             n_heads: 3,
             n_kv_heads: 1,
@@ -78,7 +78,8 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
     let (cos_dev, sin_dev) = (dev(&cos), dev(&sin));
     let (pos_dev, slots_dev) = (upload(rt, &row_pos), upload(rt, &slots));
     let q = Output::new(rt, c.rows * c.n_heads * hd * 2);
-    let kv = Output::new(rt, pages as usize * c.n_kv_heads * 64 * hd * 2);
+    let part = c.kv.part_bytes(hd);
+    let kv = Output::new(rt, pages as usize * c.n_kv_heads * 2 * part);
     let (place_dev, n_dev) = (upload(rt, &place), upload(rt, &[n_published as u32]));
     let (epoch_dev, arrived) = (upload(rt, &[41u32]), Output::of(rt, &[0u32]));
     let stride = (heads * hd * 2).next_multiple_of(8) + 8;
@@ -124,7 +125,8 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
     assert_eq!(flag.u32(), [if c.publish { 43 } else { 0 }]);
     assert_eq!(arrived.u32(), [0]);
 
-    let (q, mut kv, published) = (q.u16(), kv.u16(), published.bytes());
+    let half_type = c.kv.half();
+    let (q, mut kv, published) = (q.u16(), kv.bytes(), published.bytes());
     for row in 0..c.rows {
         for head in 0..heads {
             let (is_q, is_v) = (head < c.n_heads, head >= c.n_heads + c.n_kv_heads);
@@ -171,11 +173,15 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
             let what = format!("{c:?}, row {row}, head {head}");
             let compare = |got: &[u16]| {
                 for i in 0..hd {
-                    let value = decode(c.kv, got[i]);
+                    let value = decode(half_type, got[i]);
                     if error[i] == 0.0 {
-                        assert_eq!(got[i], encode(c.kv, x[i] as f32), "{what}, element {i}: only rounded");
+                        assert_eq!(
+                            got[i],
+                            encode(half_type, x[i] as f32),
+                            "{what}, element {i}: only rounded"
+                        );
                     }
-                    close(&what, i, value, x[i], error[i] + rounding(c.kv, x[i].abs() + error[i]));
+                    close(&what, i, value, x[i], error[i] + rounding(half_type, x[i].abs() + error[i]));
                 }
             };
             let mut stored = Vec::new();
@@ -184,9 +190,30 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
             } else if slots[row] >= 0 {
                 let (page, token) = (slots[row] as usize / 32, slots[row] as usize % 32);
                 let kv_head = (head - c.n_heads) % c.n_kv_heads;
-                let from = ((page * c.n_kv_heads + kv_head) * 2 + usize::from(is_v)) * 32 * hd + token * hd;
-                stored = kv[from..from + hd].to_vec();
-                kv[from..from + hd].fill(0xffff);
+                let of = &mut kv[((page * c.n_kv_heads + kv_head) * 2 + usize::from(is_v)) * part..][..part];
+                let at = token * hd * c.kv.element()..(token + 1) * hd * c.kv.element();
+                if c.kv.is_scaled() {
+                    let scale = scale_of(of, hd, token);
+                    let amax = x.iter().map(|x| x.abs()).fold(0.0, f64::max);
+                    let most = error.iter().copied().fold(0.0, f64::max);
+                    close(&what, hd, f64::from(scale) * 127.0, amax, most + 2.0 * U * amax);
+                    for i in 0..hd {
+                        // Half a step and four roundings of 127 beside what was wrong before.
+                        let step = f64::from(scale) * (0.5 + 4.0 * 127.0 * U);
+                        close(
+                            &what,
+                            i,
+                            crate::support::gpu::memory::stored(c.kv, of, hd, token, i),
+                            x[i],
+                            error[i] + most + step,
+                        );
+                    }
+                    of[32 * hd + 4 * token..][..4].fill(CANARY);
+                } else {
+                    let bits = of[at.clone()].chunks_exact(2);
+                    stored = bits.map(|b| u16::from_le_bytes([b[0], b[1]])).collect();
+                }
+                of[at].fill(CANARY);
             }
             if !stored.is_empty() {
                 compare(&stored);
@@ -208,7 +235,7 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) {
             assert!(published[tail..end].iter().all(|b| *b == CANARY), "{c:?}: behind a published row");
         }
     }
-    assert!(kv.iter().all(|v| *v == 0xffff), "{c:?}: a place of the pages that no row has was written");
+    assert!(kv.iter().all(|v| *v == CANARY), "{c:?}: a place of the pages that no row has was written");
     if !c.publish {
         assert!(published.iter().all(|b| *b == CANARY), "{c:?}: published unasked");
     }
@@ -236,7 +263,7 @@ fn finishing_then_rounding_gives_the_same_bits() {
                 let tables = floats(&mut rng, 8 * (rope_dim / 2).max(1));
                 let positions = upload(&rt, &[7u32, 0, 3, 1, 6]);
                 let slots = upload(&rt, &[0i32, 40, -1, 63, 9]);
-                let pages = 2 * n_kv_heads * 64 * head_dim * 2;
+                let pages = 2 * n_kv_heads * 2 * kv.part_bytes(head_dim);
                 let outputs = || (Output::new(&rt, rows * n_heads * head_dim * 2), Output::new(&rt, pages));
                 let ((q, kv_pages), (q2, kv_pages2)) = (outputs(), outputs());
                 let once = upload(&rt, &qkv);
@@ -281,7 +308,7 @@ fn finishing_then_rounding_gives_the_same_bits() {
                 let store = RopeAppend { qkv: in_place, q: q_out, kv: kv_out, ..store };
                 rope_append(&*rt, LANE, &store).expect("launch");
                 assert!(q2.u16() == q.u16(), "{kv:?}, {head_dim}: q");
-                assert!(kv_pages2.u16() == kv_pages.u16(), "{kv:?}, {head_dim}: pages");
+                assert!(kv_pages2.bytes() == kv_pages.bytes(), "{kv:?}, {head_dim}: pages");
                 let finished = twice.bytes();
                 for row in 0..rows {
                     let pad = &finished[4 * (row * ld + width)..4 * (row + 1) * ld];
@@ -292,8 +319,10 @@ fn finishing_then_rounding_gives_the_same_bits() {
     }
 }
 
-fn rope_types(rt: &Arc<dyn Runtime>) -> Vec<Half> {
-    halves(rt, |t| format!("rope_append_{t}"))
+fn rope_types(rt: &Arc<dyn Runtime>) -> Vec<KvType> {
+    let halves = halves(rt, |t| format!("rope_append_{t}"));
+    assert!(rt.has_kernel("rope_append_q8"));
+    halves.into_iter().map(KvType::from).chain([KvType::Q8]).collect()
 }
 
 #[test]
@@ -337,7 +366,7 @@ proptest! {
 
     #[test]
     fn any_rope(
-        kv in half_type(),
+        kv in prop::sample::select(KvType::ALL.to_vec()),
         rows in 0..9usize,
         n_kv_heads in 1..4usize,
         group in 1..9usize,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::support::gpu::memory::*;
 use crate::support::gpu::{self, Rng};
 use proptest::prelude::*;
-use tandem::cache::{BlockTable, KvGeometry, LayerKv, PAGE_TOKENS, PagePool};
+use tandem::cache::{BlockTable, KvGeometry, KvType, LayerKv, PAGE_TOKENS, PagePool};
 use tandem::device::emulated::{EmulatedOptions, EmulatedRuntime, KernelChecks};
 use tandem::device::kernels::elementwise::{PublishRows, RopeAppend, rope_append};
 use tandem::device::kernels::exchange::*;
@@ -63,7 +63,9 @@ fn shuffled(rng: &mut Rng, n: usize) -> Vec<u32> {
 #[test]
 fn every_order_of_threads_gives_the_same() {
     gpu::for_schedules(|rt, _| {
-        pages::check(rt, Half::BF16, 1, 48, &[40], true, 2);
+        for kv in [KvType::BF16, KvType::Q8] {
+            pages::check(rt, kv, 1, 48, &[40], true, 2);
+        }
         let list = Some(vec![2, 0, 1]);
         let (widths, pads) = ([256, 64, 64], [0; 3]);
         let half = Half::F16;

@@ -7,18 +7,21 @@ struct Pages {
     pool: PagePool,
     /// Page ids with how many tokens they hold, in the order of sequences.
     ids: Vec<(u32, usize)>,
+    /// Keys and values of all heads of each of these tokens.
+    rows: Vec<Vec<f32>>,
     heads: usize,
     hd: usize,
+    kv: KvType,
 }
 
 impl Pages {
-    fn new(dtype: Half, heads: usize, hd: usize, lens: &[usize], rng: &mut Rng) -> Pages {
-        let g = KvGeometry { n_layers: 1, n_kv_heads: heads, head_dim: hd, dtype: dtype.into() };
+    fn new(kv: KvType, heads: usize, hd: usize, lens: &[usize], rng: &mut Rng) -> Pages {
+        let g = KvGeometry { n_layers: 1, n_kv_heads: heads, head_dim: hd, dtype: kv };
         let n: usize = lens.iter().map(|l| l.div_ceil(PAGE_TOKENS)).sum();
         let mut pool = PagePool::new(g, n + 1).expect("a pool");
         // A page of nobody: ids are not places.
         let _ = pool.alloc();
-        let mut ids = Vec::new();
+        let (mut ids, mut rows) = (Vec::new(), Vec::new());
         for &len in lens {
             let mut table = BlockTable::new();
             table.reserve(&mut pool, len).expect("room");
@@ -27,34 +30,37 @@ impl Pages {
                 let (k, v) = row.split_at(heads * hd);
                 // SAFETY: the pool is this thread's alone.
                 unsafe { pool.layer(0).append(table.pages(), pos, k, v) };
+                rows.push(row);
             }
             for (i, &page) in table.pages().iter().enumerate() {
                 ids.push((page, (len - i * PAGE_TOKENS).min(PAGE_TOKENS)));
             }
         }
-        Pages { pool, ids, heads, hd }
+        Pages { pool, ids, rows, heads, hd, kv }
     }
 
-    /// Bits of all (page, head)s of `page` in the host's layout.
-    fn host(&self, page: u32) -> Vec<u16> {
+    /// All (page, head)s of `page` in the host's layout.
+    fn host(&self, page: u32) -> Vec<u8> {
         let kv: LayerKv<'_> = self.pool.layer(0);
-        let len = self.heads * 2 * PAGE_TOKENS * self.hd;
+        let len = self.heads * 2 * self.kv.part_bytes(self.hd);
         // SAFETY: heads of a page are contiguous, K before V (see `LayerKv`), and nobody writes.
-        unsafe { std::slice::from_raw_parts(kv.k_ptr(page, 0).cast(), len) }.to_vec()
+        unsafe { std::slice::from_raw_parts(kv.k_ptr(page, 0), len) }.to_vec()
     }
 
-    /// The same in the device's layout, through the oracle's accessors.
-    fn device(&self, page: u32, t: Half) -> Vec<u16> {
-        let kv = self.pool.layer(0);
-        let mut out = Vec::new();
-        for head in 0..self.heads {
-            for is_v in [false, true] {
-                for token in 0..PAGE_TOKENS {
-                    for d in 0..self.hd {
-                        let x =
-                            if is_v { kv.value(page, head, token, d) } else { kv.key(page, head, token, d) };
-                        out.push(encode(t, x));
-                    }
+    /// The same of the i-th page in the device's layout, with `rest` wherever there is no token; the oracle's accessors say the same.
+    fn device(&self, i: usize, rest: u8) -> Vec<u8> {
+        let (page, tokens) = self.ids[i];
+        let before: usize = self.ids[..i].iter().map(|(_, tokens)| tokens).sum();
+        let (kv, part) = (self.pool.layer(0), self.kv.part_bytes(self.hd));
+        let mut out = vec![rest; self.heads * 2 * part];
+        for token in 0..tokens {
+            for (h, row) in self.rows[before + token].chunks_exact(self.hd).enumerate() {
+                let (head, is_v) = (h % self.heads, h >= self.heads);
+                let to = &mut out[(head * 2 + usize::from(is_v)) * part..][..part];
+                store(self.kv, to, token, row);
+                for d in 0..self.hd {
+                    let x = if is_v { kv.value(page, head, token, d) } else { kv.key(page, head, token, d) };
+                    assert_eq!(stored(self.kv, to, self.hd, token, d) as f32, x);
                 }
             }
         }
@@ -62,10 +68,21 @@ impl Pages {
     }
 }
 
+/// Makes what a page has behind `tokens` tokens zero.
+fn cut(kv: KvType, hd: usize, page: &mut [u8], tokens: usize) {
+    for part in page.chunks_exact_mut(kv.part_bytes(hd)) {
+        let (elements, scales) = part.split_at_mut(PAGE_TOKENS * hd * kv.element());
+        elements[tokens * hd * kv.element()..].fill(0);
+        if kv.is_scaled() {
+            scales[4 * tokens..].fill(0);
+        }
+    }
+}
+
 /// Pages to the host and back, through staging buffers or mapped memory.
 pub fn check(
     rt: &Arc<dyn Runtime>,
-    t: Half,
+    kv: KvType,
     heads: usize,
     hd: usize,
     lens: &[usize],
@@ -73,22 +90,15 @@ pub fn check(
     seed: u64,
 ) {
     let mut rng = Rng::new(seed);
-    let dtype = if t == Half::F16 { Half::F16 } else { Half::BF16 };
-    let pages = Pages::new(dtype, heads, hd, lens, &mut rng);
-    let (n, page_len) = (pages.ids.len(), heads * 2 * PAGE_TOKENS * hd);
-    let what = format!("{t:?}, {heads} heads of {hd}, {lens:?}, mapped {mapped_memory}");
+    let pages = Pages::new(kv, heads, hd, lens, &mut rng);
+    let (n, page_len) = (pages.ids.len(), heads * 2 * kv.part_bytes(hd));
+    let what = format!("{kv:?}, {heads} heads of {hd}, {lens:?}, mapped {mapped_memory}");
 
     // On the device: other ids, and NaN wherever there is no token.
     let device_ids = shuffled(&mut rng, n + 2);
-    let mut device = vec![0xffffu16; (n + 2) * page_len];
-    for (i, (page, tokens)) in pages.ids.iter().enumerate() {
-        let mut from = pages.device(*page, t);
-        for (e, v) in from.iter_mut().enumerate() {
-            if e / hd % PAGE_TOKENS >= *tokens {
-                *v = 0xffff;
-            }
-        }
-        device[device_ids[i] as usize * page_len..][..page_len].copy_from_slice(&from);
+    let mut device = vec![0xffu8; (n + 2) * page_len];
+    for i in 0..n {
+        device[device_ids[i] as usize * page_len..][..page_len].copy_from_slice(&pages.device(i, 0xff));
     }
     let host_ids = shuffled(&mut rng, n + 2);
     let device_kv = upload(rt, &device);
@@ -102,8 +112,8 @@ pub fn check(
         (1..n).map(page).collect()
     };
     let (held, whole) = (moves(&|t| t), moves(&|_| PAGE_TOKENS));
-    let staging = Output::new(rt, (n + 2) * page_len * 2);
-    let memory = rt.pinned((n + 2) * page_len * 2).expect("pinned memory");
+    let staging = Output::new(rt, (n + 2) * page_len);
+    let memory = rt.pinned((n + 2) * page_len).expect("pinned memory");
     // SAFETY: nothing is in flight that touches it.
     unsafe { memory.host().write_bytes(CANARY, memory.len()) };
     let host = if mapped_memory { memory.device() } else { staging.ptr() };
@@ -112,6 +122,7 @@ pub fn check(
         pages: &held,
         n_kv_heads: heads,
         head_dim: hd,
+        kv,
     };
     pages_to_host(&**rt, LANE, &args).expect("launch");
     rt.synchronize_all().expect("done");
@@ -121,40 +132,36 @@ pub fn check(
     } else {
         staging.bytes()
     };
-    let mut want = vec![0xffffu16; (n + 2) * page_len];
+    let mut want = vec![0xffu8; (n + 2) * page_len];
     for (i, (page, _)) in pages.ids.iter().enumerate().skip(1) {
         want[host_ids[i] as usize * page_len..][..page_len].copy_from_slice(&pages.host(*page));
     }
-    assert!(there == bytes(&want), "{what}: to the host");
+    assert!(there == want, "{what}: to the host");
 
     // Back to other memory, all places of a page: zeros were stored for what is not there.
-    let back = Output::new(rt, (n + 2) * page_len * 2);
+    let back = Output::new(rt, (n + 2) * page_len);
     let args = PageMoves { layers: &[LayerPages { device: back.ptr(), host }], pages: &whole, ..args };
     pages_from_host(&**rt, LANE, &args).expect("launch");
-    let mut want = vec![0xffffu16; (n + 2) * page_len];
-    for (i, (page, _)) in pages.ids.iter().enumerate().skip(1) {
-        want[device_ids[i] as usize * page_len..][..page_len].copy_from_slice(&pages.device(*page, t));
+    let mut want = vec![0xffu8; (n + 2) * page_len];
+    for (i, &id) in device_ids.iter().enumerate().take(n).skip(1) {
+        want[id as usize * page_len..][..page_len].copy_from_slice(&pages.device(i, 0));
     }
-    assert!(back.bytes() == bytes(&want), "{what}: from the host");
+    assert!(back.bytes() == want, "{what}: from the host");
 
     // And with counts, of pages whose rest is not zero: what is behind a count becomes zero.
     let few = moves(&|t| t.div_ceil(2));
     pages_from_host(&**rt, LANE, &PageMoves { pages: &few, ..args }).expect("launch");
     for page in &few {
         let at = page.device as usize * page_len;
-        for (e, v) in want[at..at + page_len].iter_mut().enumerate() {
-            if e / hd % PAGE_TOKENS >= page.tokens as usize {
-                *v = 0;
-            }
-        }
+        cut(kv, hd, &mut want[at..at + page_len], page.tokens as usize);
     }
-    assert!(back.bytes() == bytes(&want), "{what}: from the host, fewer tokens");
+    assert!(back.bytes() == want, "{what}: from the host, fewer tokens");
 }
 
 #[test]
 fn pages_change_their_layout_and_nothing_else() {
     for rt in gpu::runtimes() {
-        for t in [Half::F16, Half::BF16] {
+        for t in KvType::ALL {
             for hd in [16, 64, 80, 96, 128, 256] {
                 check(&rt, t, 2, hd, &[33, 64], hd == 80, hd as u64);
             }
@@ -179,7 +186,13 @@ fn more_pages_than_a_launch_lists_move_in_several() {
         let device_kv = upload(&rt, &device);
         let (out, back) = (Output::new(&rt, n * page_len * 2), Output::new(&rt, n * page_len * 2));
         let there = |device: DevPtr| [LayerPages { device, host: out.ptr() }];
-        let args = PageMoves { layers: &there(device_kv.ptr()), pages: &pages, n_kv_heads: 1, head_dim: hd };
+        let args = PageMoves {
+            layers: &there(device_kv.ptr()),
+            pages: &pages,
+            n_kv_heads: 1,
+            head_dim: hd,
+            kv: KvType::F16,
+        };
         pages_to_host(&*rt, LANE, &args).expect("launch");
         pages_from_host(&*rt, LANE, &PageMoves { layers: &there(back.ptr()), ..args }).expect("launch");
         assert!(back.u16() == device, "pages came back otherwise");
@@ -211,7 +224,8 @@ fn pages_of_more_layers_than_a_launch_takes() {
                 .collect()
         };
         let (there, here) = (layers(from.ptr()), layers(back.ptr()));
-        let args = PageMoves { layers: &there, pages: &pages, n_kv_heads: heads, head_dim: hd };
+        let args =
+            PageMoves { layers: &there, pages: &pages, n_kv_heads: heads, head_dim: hd, kv: KvType::F16 };
         pages_to_host(&*rt, LANE, &args).expect("launch");
         pages_from_host(&*rt, LANE, &PageMoves { layers: &here, ..args }).expect("launch");
         let (out, back) = (out.u16(), back.u16());

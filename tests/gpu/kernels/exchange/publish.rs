@@ -152,7 +152,7 @@ fn an_epoch_is_announced_even_if_no_row_is_published() {
             finished: DevPtr::NULL,
             q: q.ptr(),
             kv: q.ptr(),
-            kv_type: Half::F16,
+            kv_type: KvType::F16,
             publish: Some(publish),
             rows: 3,
             ld: 48,

@@ -46,7 +46,7 @@ fn a_round_trip_through_mapped_memory() {
                 finished: DevPtr::NULL,
                 q: q.ptr(),
                 kv: kv.ptr(),
-                kv_type,
+                kv_type: kv_type.into(),
                 publish: Some(publish),
                 rows,
                 ld: width,
