@@ -5,6 +5,7 @@ mod lines;
 mod many;
 mod neutral;
 mod results;
+mod samples;
 pub(super) mod variables;
 
 use std::path::PathBuf;

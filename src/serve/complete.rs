@@ -24,6 +24,8 @@ pub(super) struct Asked {
     pub prompts: Vec<Vec<u32>>,
     /// Log-probabilities of each token, and of this many likely ones.
     pub logprobs: Option<usize>,
+    /// How many of the answers to each prompt are told, if these are the best of more.
+    pub best: Option<usize>,
     /// The form of the answers.
     pub constraint: Option<Constraint>,
     pub reading: Reading,
@@ -65,7 +67,8 @@ pub(super) async fn answer(
         Ok(both) => both,
         Err(error) => return refuse(record, error),
     };
-    let Asked { form, settings, prompts, logprobs, constraint, mut reading, echo, tenant, places } = asked;
+    let Asked { form, settings, prompts, logprobs, best, constraint, mut reading, echo, tenant, places } =
+        asked;
     reading.salt = app.seed();
     let choices = prompts.len() * settings.n;
     let targets = loaded.model.targets.with(settings.targets);
@@ -75,6 +78,7 @@ pub(super) async fn answer(
         settings: &settings,
         prompts: &prompts,
         logprobs,
+        ranked: best.is_some(),
         echo: echo.as_deref(),
         constraint,
         reading,
@@ -88,6 +92,7 @@ pub(super) async fn answer(
         head: Head { form, id, created: unix_time(), model: app.options.name.clone() },
         echo,
         n: settings.n,
+        best,
         choices,
         logprobs: logprobs.is_some(),
         include_usage: settings.include_usage,

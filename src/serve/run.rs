@@ -29,6 +29,8 @@ pub(super) struct Order<'a> {
     pub prompts: &'a [Vec<u32>],
     /// Log-probabilities of each token, and of this many likely ones.
     pub logprobs: Option<usize>,
+    /// Whether the best answers are looked for: by the log-probabilities of their tokens, told or not.
+    pub ranked: bool,
     /// The texts of the prompts, if these are told, too.
     pub echo: Option<&'a [String]>,
     pub constraint: Option<Constraint>,
@@ -84,25 +86,26 @@ impl Run {
         places: Taken,
         (open, record): (Open, Record),
     ) -> Result<Run, ApiError> {
-        let Order { tenant, settings, prompts, logprobs, echo, constraint, reading } = order;
+        let Order { tenant, settings, prompts, logprobs, ranked, echo, constraint, reading } = order;
         let (sender, deliveries) = unbounded_channel();
         let all = prompts.len() * settings.n;
         let (mut flights, mut choices) = (Vec::with_capacity(all), Vec::with_capacity(all));
         let mut scorings = Vec::with_capacity(all);
+        let own = logprobs.or(ranked.then_some(0));
         let beside = (logprobs.filter(|_| echo.is_some()), settings.prompt_logprobs);
         let (tokenizer, shown) = (model.tokenizer.clone(), settings.ending.shown.clone());
         let speller = Speller { tokenizer, shown };
         for index in 0..all {
             let prompt = &prompts[index / settings.n];
             // Of the answers to a prompt, one tells `prompt_logprobs` for all.
-            let ranked = beside.1.filter(|_| index.is_multiple_of(settings.n));
-            let prompt_logprobs = beside.0.max(ranked);
+            let told = beside.1.filter(|_| index.is_multiple_of(settings.n));
+            let prompt_logprobs = beside.0.max(told);
             let request = Request {
                 prompt: prompt.clone(),
                 sampling: settings.sampling(index % settings.n),
                 max_tokens: settings.max_tokens.unwrap_or(model.context),
                 ending: settings.ending.clone(),
-                logprobs,
+                logprobs: own,
                 prompt_logprobs,
                 tenant: tenant.0 as u32,
                 priority: settings.priority,

@@ -10,7 +10,7 @@ use crate::sched::OwnTargets;
 use crate::text::{Ending, SamplerParams};
 
 /// Most answers to one prompt.
-const MOST_CHOICES: u32 = 128;
+pub(super) const MOST_CHOICES: u32 = 128;
 /// Most texts that end an answer, and most bytes of each: every token's text is compared with all of them.
 const MOST_STOPS: usize = 16;
 const LONGEST_STOP: usize = 512;

@@ -91,6 +91,39 @@ fn usage_counts_tokens_once() {
     assert!(others.iter().all(|e| e["usage"].is_null() && e.get("usage").is_some()));
 }
 
+/// The best of several are those of the highest mean log-probability, whether or not that is told; all of them count.
+#[test]
+fn the_best_answers_are_told_in_their_order() {
+    let served = served();
+    let body = |more: Value| {
+        let mut body = json!({ "prompt": ["ab", "c"], "max_tokens": 6, "seed": 7, "echo": true });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let complete = |more: Value| served.caller().complete(&body(more)).ok();
+    let all = complete(json!({ "n": 5, "logprobs": 0, "echo": false }));
+    let all = all["choices"].as_array().unwrap();
+    let mean = |choice: &Value| {
+        let each = choice["logprobs"]["token_logprobs"].as_array().unwrap();
+        each.iter().map(|p| p.as_f64().unwrap()).sum::<f64>() / each.len() as f64
+    };
+    let mut want = Vec::new();
+    for (of, echo) in all.chunks(5).zip(["ab", "c"]) {
+        let mut of: Vec<&Value> = of.iter().collect();
+        of.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+        want.extend(of[..2].iter().map(|c| format!("{echo}{}", c["text"].as_str().unwrap())));
+    }
+    let best = complete(json!({ "n": 2, "best_of": 5 }));
+    let choices = best["choices"].as_array().unwrap();
+    let told: Vec<&str> = choices.iter().map(|c| c["text"].as_str().unwrap()).collect();
+    assert_eq!(told, want);
+    for (index, choice) in choices.iter().enumerate() {
+        assert_eq!((&choice["index"], &choice["logprobs"]), (&json!(index), &Value::Null));
+    }
+    assert_eq!(best["usage"]["completion_tokens"], 2 * 5 * 6);
+    assert_eq!(complete(json!({ "n": 2, "best_of": 2 }))["choices"].as_array().unwrap().len(), 4);
+}
+
 #[test]
 fn several_answers_have_successive_seeds() {
     let served = served();

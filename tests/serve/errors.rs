@@ -94,7 +94,9 @@ fn a_value_that_is_wrong_is_refused_by_its_name() {
         (TEXT, text(json!({ "tpot_target": "NaN" })), "tpot_target"),
         (CHAT, chat(json!({ "ttft_target": "soon" })), "ttft_target"),
         (CHAT, chat(json!({ "tpot_target": 0.0 })), "tpot_target"),
-        (TEXT, text(json!({ "best_of": 2 })), "best_of"),
+        (TEXT, text(json!({ "n": 2, "best_of": 1 })), "best_of"),
+        (TEXT, text(json!({ "best_of": 129 })), "best_of"),
+        (TEXT, text(json!({ "best_of": 2, "stream": true })), "best_of"),
         (TEXT, text(json!({ "suffix": "x" })), "suffix"),
         (TEXT, text(json!({ "prompt": vec!["a"; 2000] })), "prompt"),
     ] {

@@ -17,6 +17,9 @@ const LONGEST: usize = 16 << 20;
 /// Most likely tokens beside each token of a prompt, as many as `--logprobs` gives beside those of an answer.
 const MOST_LOGPROBS: i64 = 1000;
 
+/// Most answers of a request, as the server has it.
+const MOST_ANSWERS: i64 = 128;
+
 /// The text to continue or answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ask {
@@ -79,6 +82,10 @@ pub struct Line {
     pub template: ForTemplate,
     /// Most tokens to generate.
     pub max_tokens: Option<usize>,
+    /// Answers, each with a seed of its own.
+    pub n: usize,
+    /// Answers of which these are the best: at least so many.
+    pub best_of: usize,
     /// Its own settings, which override those of the command line.
     pub sampling: SamplingArgs,
     /// Whether the seed is the line's own, instead of one made from that of the command line.
@@ -173,6 +180,11 @@ fn request(
     let stop = fields.texts("stop")?;
     let limits = fields.limits()?;
     let prompt_logprobs = fields.prompt_logprobs()?;
+    let n = fields.whole("n", 1, MOST_ANSWERS)?.unwrap_or(1);
+    let best_of = fields.whole("best_of", 1, MOST_ANSWERS)?.unwrap_or(n);
+    if best_of < n {
+        return Err(format!("best_of: {best_of}, fewer than the n of {n} that are wanted"));
+    }
     let targets = OwnTargets { ttft: fields.seconds("ttft_target")?, tpot: fields.seconds("tpot_target")? };
     let (sampling, own_seed) = fields.sampling(base)?;
     let most = fields.one_of(&["max_completion_tokens", "max_tokens", "n_predict"])?;
@@ -202,6 +214,8 @@ fn request(
             raw,
             template,
             max_tokens,
+            n: n as usize,
+            best_of: best_of as usize,
             sampling,
             own_seed,
             limits,
@@ -699,7 +713,7 @@ mod tests {
             (r#"{"prompt":"a","tpot_target":"NaN"}"#, "tpot_target: \"NaN\", a number of seconds"),
             (r#"{"prompt":"a","top_p":0}"#, "top_p: 0, a number (above 0"),
             (r#"{"prompt":"a","stop":[""]}"#, "stop: a text"),
-            (r#"{"prompt":"a","n":2}"#, "n: 2, only 1 can be"),
+            (r#"{"prompt":"a","n":0}"#, "n: 0, a whole number from 1 is wanted"),
             (r#"{"prompt":"a","stream":true}"#, "stream: true, only false"),
             (r#"{"prompt":"a","temprature":1}"#, "unknown field \"temprature\"; known are"),
             (r#"{"id":[],"prompt":"a"}"#, "id: an empty list where a string"),
@@ -712,7 +726,7 @@ mod tests {
         let long = one(&"x".repeat(LONGEST + 1)).unwrap_err();
         assert!(long.contains("16777217 bytes, at most 16777216"), "{long}");
         assert!(one(&"[".repeat(1 << 20)).unwrap_err().contains("recursion limit"));
-        let bad = parse(r#"{"id":"a","n":2,"prompt":"x"}"#, &SamplingArgs::default());
+        let bad = parse(r#"{"id":"a","n":0,"prompt":"x"}"#, &SamplingArgs::default());
         assert_eq!(bad[0].as_ref().unwrap_err().id, Some("a".into()));
     }
 }

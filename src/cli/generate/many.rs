@@ -3,7 +3,7 @@
 //! All requests are present from the start, and one thread makes the steps. Which rows share a step does not depend on
 //! chance, so every run gives the same bits.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -17,6 +17,7 @@ use tandem::{Error, Result as Outcome, atomic_file};
 
 use super::lines::{self, Ask, Bad, ForTemplate, Limits, Line};
 use super::results::{self, Results};
+use super::samples::{Sample, Samples};
 use super::{Args, answers, chat, ends, thinking, told, variables, write_timeline};
 use crate::cli::flags::in_place_of_settings;
 use crate::cli::open;
@@ -42,6 +43,9 @@ struct Wanted {
     prompt_logprobs: Option<usize>,
     /// What it asks of latency for itself.
     targets: OwnTargets,
+    /// Answers, and of how many they are the best.
+    n: usize,
+    best_of: usize,
 }
 
 impl Asked {
@@ -53,9 +57,19 @@ impl Asked {
 }
 
 impl Wanted {
-    /// Tokens of the prompt, and most tokens of the answer.
-    fn tokens(&self) -> (usize, usize) {
-        (self.prompt.len(), self.max_tokens)
+    /// Tokens of the prompt, and most tokens of the answer: of each answer.
+    fn tokens(&self) -> impl Iterator<Item = (usize, usize)> {
+        std::iter::repeat_n((self.prompt.len(), self.max_tokens), self.best_of)
+    }
+
+    /// The seed of one of its answers.
+    fn seed(&self, at: usize) -> u64 {
+        self.sampling.seed.wrapping_add(at as u64)
+    }
+
+    /// As many likely tokens as are told, and log-probabilities where the best answers are looked for.
+    fn logprobs(&self, told: Option<usize>) -> Option<usize> {
+        told.or((self.n < self.best_of).then_some(0))
     }
 }
 
@@ -90,7 +104,8 @@ pub fn run(args: &Args, file: &Path) -> anyhow::Result<()> {
             Ok(_) => {}
         }
     }
-    let sizes: Vec<(usize, usize)> = asked.iter().filter_map(Asked::to_run).map(Wanted::tokens).collect();
+    let sizes: Vec<(usize, usize)> =
+        asked.iter().filter_map(Asked::to_run).flat_map(Wanted::tokens).collect();
     if !sizes.is_empty() {
         let needs = Needs::new(&sizes, args.engine.context(), opened.loaded.spec.max_context);
         let (scheduled, _notices) = open::scheduled(&opened, &args.engine, &needs, args.parallel)?;
@@ -170,7 +185,8 @@ fn prepare(
             }
             let (prompt_logprobs, targets, told) = (line.prompt_logprobs, line.targets, None);
             let sampling = sampling.params;
-            Ok(Wanted { prompt, sampling, max_tokens, ending, told, prompt_logprobs, targets })
+            let (n, best_of) = (line.n, line.best_of);
+            Ok(Wanted { prompt, sampling, max_tokens, ending, told, prompt_logprobs, targets, n, best_of })
         });
         all.push(Asked { number: line.number, id: line.id, wanted: wanted.map_err(|e| worded(&e)) });
     }
@@ -289,6 +305,8 @@ fn spellings(word: &str, tokenizer: &Tokenizer) -> Outcome<Vec<Vec<u32>>> {
 /// A request in flight.
 struct Flight {
     index: usize,
+    /// Its place among the answers to the request.
+    at: usize,
     events: Receiver<Event>,
     /// Of the prompt's tokens from the second on.
     scores: Vec<Logprobs>,
@@ -338,7 +356,12 @@ fn generate(
         engine.trace();
     }
     let time = time_of(engine);
-    let mut waiting = asked.iter().enumerate().filter_map(|(i, a)| a.to_run().map(|w| (i, w)));
+    let to_run = asked.iter().enumerate().filter_map(|(i, a)| a.to_run().map(|w| (i, w)));
+    let mut waiting = to_run.flat_map(|(i, w)| (0..w.best_of).map(move |at| (i, at, w)));
+    let told = args.logprobs.map(|k| k as usize);
+    // Answers of requests that are to have several.
+    let mut samples: BTreeMap<usize, Samples> = BTreeMap::new();
+    let mut refused = BTreeSet::new();
     let (mut done, mut tokens) = (asked.iter().filter(|a| a.to_run().is_none()).count(), 0);
     let bar = progress::count_bar(asked.len() as u64, "prompts");
     bar.set(done as u64);
@@ -355,15 +378,19 @@ fn generate(
     let mut flights: Vec<Flight> = Vec::new();
     loop {
         while flights.len() < most
-            && let Some((index, wanted)) = waiting.next()
+            && let Some((index, at, wanted)) = waiting.next()
         {
+            if refused.contains(&index) {
+                continue;
+            }
             let request = Request {
                 prompt: wanted.prompt.clone(),
-                sampling: wanted.sampling.clone(),
+                sampling: SamplerParams { seed: wanted.seed(at), ..wanted.sampling.clone() },
                 max_tokens: wanted.max_tokens,
                 ending: wanted.ending.clone(),
-                logprobs: args.logprobs.map(|k| k as usize),
-                prompt_logprobs: wanted.prompt_logprobs,
+                logprobs: wanted.logprobs(told),
+                // One tells them for all.
+                prompt_logprobs: wanted.prompt_logprobs.filter(|_| at == 0),
                 targets: wanted.targets,
                 constraint: constraint.clone(),
                 ..Request::default()
@@ -371,10 +398,12 @@ fn generate(
             match requests.submit(request) {
                 Ok((_, events)) => {
                     let (scores, answer, told) = (Vec::new(), Vec::new(), wanted.told.clone());
-                    flights.push(Flight { index, events, scores, answer, first: None, told });
+                    flights.push(Flight { index, at, events, scores, answer, first: None, told });
                 }
                 Err(e) => {
                     done += 1;
+                    refused.insert(index);
+                    flights.retain(|flight| flight.index != index);
                     failures.add(&asked[index], &worded(&e));
                     results.put(index, &failed(index, &asked[index], &worded(&e)))?;
                 }
@@ -393,15 +422,28 @@ fn generate(
             };
             let flight = flights.remove(at);
             let asked = &asked[flight.index];
-            let result = match &how {
-                Finish::Failed(why) => {
+            let index = flight.index;
+            let result = match (&how, &asked.wanted) {
+                (Finish::Failed(why), _) => {
                     failures.add(asked, &worded(why));
-                    failed(flight.index, asked, &worded(why))
+                    // With it, its other answers.
+                    refused.insert(index);
+                    flights.retain(|flight| flight.index != index);
+                    at = 0;
+                    Some(failed(index, asked, &worded(why)))
                 }
-                how => finished(&flight, asked, how, now, time, &targets),
+                (how, Ok(wanted)) => {
+                    let of = samples.entry(index).or_insert_with(|| Samples::new(wanted.n, wanted.best_of));
+                    let sample = finished(flight, wanted, told.is_some(), (how, now, time), &targets);
+                    of.add(sample).map(|all| whole(index, asked, wanted, all))
+                }
+                (_, Err(_)) => unreachable!("what cannot run did not"),
             };
-            results.put(flight.index, &result)?;
-            done += 1;
+            if let Some(result) = result {
+                samples.remove(&index);
+                results.put(index, &result)?;
+                done += 1;
+            }
         }
         bar.say(&format!("prompts, {:.0} tok/s", tokens as f64 / now.max(1e-9)));
         bar.set(done as u64);
@@ -443,47 +485,70 @@ fn failed(index: usize, asked: &Asked, why: &str) -> Value {
 
 /// The result of a request for no token.
 fn nothing(index: usize, asked: &Asked, wanted: &Wanted) -> Value {
-    let mut line = head(index, asked);
-    line.insert("text".into(), json!(""));
-    line.insert("finish_reason".into(), json!("length"));
-    line.insert("prompt_tokens".into(), json!(wanted.prompt.len()));
-    line.insert("completion_tokens".into(), json!(0));
-    line.insert("tokens".into(), json!([]));
-    line.insert("seed".into(), json!(wanted.sampling.seed));
-    let timings = json!({ "ttft_ms": 0.0, "total_ms": 0.0, "decode_tok_s": 0.0, "time": "measured" });
-    line.insert("timings".into(), timings);
-    line.into()
+    let sample = |at| {
+        let timings = json!({ "ttft_ms": 0.0, "total_ms": 0.0, "decode_tok_s": 0.0, "time": "measured" });
+        let told = json!({
+            "text": "", "finish_reason": "length", "completion_tokens": 0, "tokens": [], "seed": wanted.seed(at),
+            "timings": timings,
+        });
+        let Value::Object(told) = told else { unreachable!("an object was made") };
+        Sample { at, answer: Vec::new(), scores: Vec::new(), told }
+    };
+    whole(index, asked, wanted, (Vec::new(), (0..wanted.n).map(sample).collect()))
 }
 
-fn finished(flight: &Flight, asked: &Asked, how: &Finish, now: f64, time: &str, targets: &Targets) -> Value {
-    let answer = &flight.answer;
-    let first = flight.first.unwrap_or(now);
+/// An answer, and what is told of it.
+fn finished(
+    flight: Flight,
+    wanted: &Wanted,
+    scored: bool,
+    (how, now, time): (&Finish, f64, &str),
+    targets: &Targets,
+) -> Sample {
+    let Flight { at, answer, scores, first, .. } = flight;
+    let first = first.unwrap_or(now);
     let after = answer.len().saturating_sub(1);
     let decode = if now > first { after as f64 / (now - first) } else { 0.0 };
-    let mut line = head(flight.index, asked);
-    let prompt = asked.wanted.as_ref().map_or(0, |w| w.prompt.len());
+    let mut told = serde_json::Map::new();
     let text: String = answer.iter().map(|token| &*token.text).collect();
-    line.insert("text".into(), json!(text));
-    line.insert("finish_reason".into(), json!(if *how == Finish::Length { "length" } else { "stop" }));
-    line.insert("prompt_tokens".into(), json!(prompt));
-    if let Some(wanted) = asked.wanted.as_ref().ok().filter(|w| w.prompt_logprobs.is_some()) {
-        let scores = results::prompt_logprobs(&wanted.prompt, &flight.scores);
-        line.insert("prompt_logprobs".into(), scores);
+    told.insert("text".into(), json!(text));
+    told.insert("finish_reason".into(), json!(if *how == Finish::Length { "length" } else { "stop" }));
+    told.insert("completion_tokens".into(), json!(answer.len()));
+    told.insert("tokens".into(), json!(answer.iter().map(|token| token.id).collect::<Vec<_>>()));
+    if scored && answer.iter().any(|token| token.logprobs.is_some()) {
+        told.insert("logprobs".into(), results::logprobs(&answer));
     }
-    line.insert("completion_tokens".into(), json!(answer.len()));
-    line.insert("tokens".into(), json!(answer.iter().map(|token| token.id).collect::<Vec<_>>()));
-    if answer.iter().any(|token| token.logprobs.is_some()) {
-        line.insert("logprobs".into(), results::logprobs(answer));
-    }
-    line.insert("seed".into(), json!(asked.wanted.as_ref().map_or(0, |w| w.sampling.seed)));
+    told.insert("seed".into(), json!(wanted.seed(at)));
     let mut timings =
         json!({ "ttft_ms": 1e3 * first, "total_ms": 1e3 * now, "decode_tok_s": decode, "time": time });
-    let targets = targets.with(asked.wanted.as_ref().map_or(OwnTargets::default(), |w| w.targets));
+    let targets = targets.with(wanted.targets);
     if targets.is_some() {
         let between = (after > 0).then(|| (now - first) / after as f64);
         timings["within_targets"] = targets.met(first, between).into();
     }
-    line.insert("timings".into(), timings);
+    told.insert("timings".into(), timings);
+    Sample { at, answer, scores, told }
+}
+
+/// The result of a request: its answer, or `choices` where it asks for several.
+fn whole(
+    index: usize,
+    asked: &Asked,
+    wanted: &Wanted,
+    (scores, mut samples): (Vec<Logprobs>, Vec<Sample>),
+) -> Value {
+    let mut line = head(index, asked);
+    line.insert("prompt_tokens".into(), json!(wanted.prompt.len()));
+    if wanted.prompt_logprobs.is_some() {
+        line.insert("prompt_logprobs".into(), results::prompt_logprobs(&wanted.prompt, &scores));
+    }
+    match wanted.n {
+        1 => line.extend(samples.remove(0).told),
+        _ => {
+            let choices: Vec<_> = samples.into_iter().map(|sample| Value::Object(sample.told)).collect();
+            line.insert("choices".into(), choices.into());
+        }
+    }
     line.into()
 }
 

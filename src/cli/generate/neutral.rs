@@ -36,9 +36,7 @@ pub const NO_EFFECT: [&str; 27] = [
 ];
 
 /// Fields that cannot be had, each with the values, as JSON, at which they change nothing.
-pub const NEUTRAL: [(&str, &[&str]); 50] = [
-    ("n", &["1"]),
-    ("best_of", &["1"]),
+pub const NEUTRAL: [(&str, &[&str]); 48] = [
     ("stream", &["false"]),
     ("echo", &["false"]),
     ("logprobs", &["false", "0"]),

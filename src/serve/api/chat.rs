@@ -72,6 +72,7 @@ async fn asked(app: &Arc<App>, request: Request) -> Result<Asked, ApiError> {
         settings,
         prompts,
         logprobs,
+        best: None,
         constraint,
         reading,
         echo: None,

@@ -14,7 +14,7 @@ use crate::serve::form::Form;
 use crate::serve::model::Model;
 use crate::serve::places::Tenant;
 use crate::serve::record::Record;
-use crate::serve::settings::{Settings, out_of_range};
+use crate::serve::settings::{MOST_CHOICES, Settings, out_of_range};
 use crate::serve::wanted::Wanted;
 
 pub(super) const PATH: &str = "/v1/completions";
@@ -41,8 +41,22 @@ async fn asked(app: &Arc<App>, request: Request) -> Result<Asked, ApiError> {
     if fields.suffix.is_some_and(|suffix| !suffix.is_empty()) {
         return Err(ApiError::unsupported("suffix", "text behind the answer is not supported"));
     }
-    if fields.best_of.is_some_and(|best| best != common.n.unwrap_or(1)) {
-        return Err(ApiError::unsupported("best_of", "only as many as n are computed"));
+    let n = common.n.unwrap_or(1);
+    let best = fields.best_of.filter(|&best| best != n);
+    if let Some(best) = best {
+        if best < n {
+            return Err(out_of_range("best_of", &format!("at least n, which is {n},")));
+        }
+        if common.stream == Some(true) {
+            return Err(ApiError::bad(
+                "best_of",
+                "best_of: a stream cannot tell which answers will be the best",
+            ));
+        }
+        if best > MOST_CHOICES {
+            return Err(out_of_range("best_of", &format!("at most {MOST_CHOICES}")));
+        }
+        common.n = Some(best);
     }
     let logprobs = fields.logprobs.map(|n| n as usize);
     if fields.logprobs.is_some_and(|n| n > MOST_TOP) {
@@ -70,7 +84,19 @@ async fn asked(app: &Arc<App>, request: Request) -> Result<Asked, ApiError> {
     let (prompts, texts): (Vec<_>, Vec<_>) = prepared.into_iter().unzip();
     check_length(&prompts, loaded.model.context, "prompt")?;
     let echo = echo.then_some(texts);
-    Ok(Asked { form: Form::Text, settings, prompts, logprobs, constraint, reading, echo, tenant, places })
+    let best = best.map(|_| n as usize);
+    Ok(Asked {
+        form: Form::Text,
+        settings,
+        prompts,
+        logprobs,
+        best,
+        constraint,
+        reading,
+        echo,
+        tenant,
+        places,
+    })
 }
 
 /// One of the prompts.

@@ -424,6 +424,56 @@ fn equal_lines_draw_different_samples_and_tell_their_seeds() {
     assert!(other[..4].iter().zip(&first).all(|(a, b)| a["seed"] != b["seed"]));
 }
 
+/// `n` answers with successive seeds, each what it is alone; the best of several by the mean log-probability of their tokens.
+#[test]
+fn a_line_may_ask_for_several_answers_and_for_the_best() {
+    let home = tempfile::tempdir().unwrap();
+    let (home, model) = (home.path(), model(home.path()));
+    let line = |more: Value| {
+        let mut line = json!({"prompt": "hello", "max_tokens": 9, "temperature": 1.5, "seed": 5});
+        line.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        line
+    };
+    let lines = [
+        line(json!({"n": 4, "prompt_logprobs": 0})),
+        line(json!({"n": 2, "best_of": 4})),
+        line(json!({"best_of": 4})),
+        line(json!({"n": 2, "max_tokens": 0})),
+        line(json!({"n": 3, "prompt": [99999]})),
+    ];
+    let file = write(home, &lines);
+    let (scored, output) = many(home, &model, &file, &["--logprobs", "0"]);
+    assert_eq!(output.status.code(), Some(1));
+    let all = scored[0]["choices"].as_array().unwrap();
+    assert_eq!((all.len(), &scored[0]["prompt_logprobs"][0]), (4, &Value::Null));
+    assert!(scored[0].get("text").is_none() && scored[0]["prompt_tokens"].is_u64());
+    for (at, choice) in all.iter().enumerate() {
+        assert_eq!(choice["seed"], 5 + at);
+        let seed = (5 + at).to_string();
+        let one = alone(home, &model, &["-n", "9", "--temp", "1.5", "--seed", &seed, "hello"]);
+        assert_eq!(choice["tokens"], one["tokens"], "answer {at}");
+    }
+    let mean = |choice: &&Value| {
+        let each = choice["logprobs"].as_array().unwrap().iter().map(|t| t["logprob"].as_f64().unwrap());
+        each.clone().sum::<f64>() / each.count() as f64
+    };
+    let mut best: Vec<&Value> = all.iter().collect();
+    best.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+    // The same without log-probabilities that are told, whatever runs beside.
+    let (plain, _) = many(home, &model, &file, &["--parallel", "2", "--keep-going"]);
+    for told in [&scored, &plain] {
+        let seeds = |of: &Value| of.as_array().unwrap().iter().map(|c| c["seed"].clone()).collect::<Vec<_>>();
+        assert_eq!(seeds(&told[1]["choices"]), [best[0]["seed"].clone(), best[1]["seed"].clone()]);
+        assert_eq!((&told[2]["seed"], &told[2]["tokens"]), (&best[0]["seed"], &best[0]["tokens"]));
+        assert_eq!(told[3]["choices"][1]["completion_tokens"], 0);
+        assert!(told[4]["error"]["message"].as_str().unwrap().contains("99999"), "{}", told[4]);
+        assert_eq!(told.len(), 5);
+    }
+    assert!(plain[1]["choices"][0].get("logprobs").is_none());
+    let (_, output) = many(home, &model, &write(home, &[line(json!({"n": 3, "best_of": 2}))]), &[]);
+    assert_error(&output, 1, "best_of: 2, fewer than the n of 3");
+}
+
 #[test]
 fn variables_reach_the_template() {
     let home = tempfile::tempdir().unwrap();
