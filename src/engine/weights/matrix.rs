@@ -1,7 +1,7 @@
 //! The matrices of a model as an accelerator multiplies them: which tensors are packed together.
 
 use crate::device::{Accelerator, DevPtr, LinearSource, LinearWeight};
-use crate::model::{Block, Experts, FeedForward, MatrixSpec, Mlp, ModelSpec, Position, Weights};
+use crate::model::{Block, FeedForward, MatrixSpec, Mlp, ModelSpec, Position, Weights};
 use crate::tensor::{DType, Half, Tensor};
 use crate::{Error, Result};
 
@@ -117,17 +117,17 @@ impl LayerMatrices {
             }
         }
         let biased = |m: &MatrixSpec| weights.get(&m.tensor(layer, "bias")).is_some();
-        let up = |ffn: &Mlp| match &ffn.gate {
+        // `fuses`: whether a product of gate and up in one may have a bias.
+        let up = |ffn: &Mlp, fuses: bool| match &ffn.gate {
             None => Ok(vec![Matrix::of(layer, &ffn.up)]),
             Some(gate) => {
                 let (mut of_gate, up, both) = (
                     Matrix::of(layer, gate),
                     Matrix::of(layer, &ffn.up),
-                    // Rows interleave by eight; other widths, mixed dtypes and biases need separate products.
+                    // Rows interleave by eight; other widths and mixed dtypes need separate products.
                     dtype(gate)? == dtype(&ffn.up)?
                         && ffn.up.rows.is_multiple_of(8)
-                        && !biased(gate)
-                        && !biased(&ffn.up),
+                        && (fuses || !biased(gate) && !biased(&ffn.up)),
                 );
                 Ok(if both {
                     of_gate.names.extend(up.names);
@@ -138,12 +138,14 @@ impl LayerMatrices {
             }
         };
         let ffn = match &block.ffn {
-            FeedForward::Dense(mlp) => FfnMatrices::Dense((up(mlp)?, Matrix::of(layer, &mlp.down))),
-            FeedForward::Experts(_) if !spec.experts.as_ref().is_some_and(Experts::on_devices) => {
+            FeedForward::Dense(mlp) => FfnMatrices::Dense((up(mlp, false)?, Matrix::of(layer, &mlp.down))),
+            FeedForward::Experts(_)
+                if spec.experts.as_ref().is_some_and(|e| e.biases) && !accel.adds_expert_biases() =>
+            {
                 FfnMatrices::Elsewhere("experts with biases".to_owned())
             }
             FeedForward::Experts(mixture) => {
-                let pair = |mlp: &Mlp| Ok::<_, Error>((up(mlp)?, Matrix::of(layer, &mlp.down)));
+                let pair = |mlp: &Mlp| Ok::<_, Error>((up(mlp, true)?, Matrix::of(layer, &mlp.down)));
                 let types = |mlp: &Mlp| Ok::<_, Error>([dtype(&mlp.up)?, dtype(&mlp.down)?]);
                 let first = mixture.experts.first().map(types).transpose()?;
                 let (mut ups, mut downs, mut alike) = (Vec::new(), Vec::new(), true);

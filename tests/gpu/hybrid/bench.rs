@@ -9,9 +9,10 @@ use crate::support::gpu::{self, Rng};
 use tandem::device::emulated::PageShape;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::{
-    Accelerator, Attend, Buffer, DevPtr, EmbedWeight, FeedForward, FfnWeights, LayerPages, LayerWeights,
-    Limits, LinearSource, LinearWeight, Mailbox, NormWeight, Publish, Published, Residual, RowSpan, Runtime,
-    Shape, Step, StepContext, StepDesc, StepSeq, SubBatch, SubBatches, UpWeight, Workspace, on_kernels,
+    Accelerator, Attend, AttnTables, Buffer, DevPtr, EmbedWeight, FeedForward, FfnWeights, LayerPages,
+    LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NormWeight, Publish, Published, Residual,
+    RowSpan, Runtime, Shape, Step, StepContext, StepDesc, StepSeq, SubBatch, SubBatches, UpWeight, Workspace,
+    on_kernels,
 };
 use tandem::host::Pool;
 use tandem::model::{Ffn, Norm, RopePairing};
@@ -160,7 +161,7 @@ impl Bench {
             ffn: FeedForward::Dense(FfnWeights { up: UpWeight::GateUp(up), down }),
             post_ffn: DevPtr::NULL,
             windowed: window.is_some(),
-            rope,
+            tables: AttnTables { rope, sinks: DevPtr::NULL },
         };
         let table = tensor(shape.vocab, &normal(shape.vocab * d, 1.0));
         let table_ptr = memory(table.data.len());

@@ -117,6 +117,14 @@ impl Accelerator for EmulatedAccelerator {
         true
     }
 
+    fn adds_expert_biases(&self) -> bool {
+        true
+    }
+
+    fn attends_with_sinks(&self) -> bool {
+        true
+    }
+
     fn packed_bytes(&self, source: &LinearSource<'_>, _act: Half) -> Result<usize> {
         let row = source.dtype().row_bytes(source.k());
         row.and_then(|r| r.checked_mul(source.n())).ok_or_else(|| {
@@ -126,6 +134,10 @@ impl Accelerator for EmulatedAccelerator {
 
     fn embeds_packed(&self, _dtype: DType, _act: Half, _positions: bool) -> bool {
         true // packed weights are the stored ones
+    }
+
+    fn gate_up_row(&self, i: usize, n: usize) -> (bool, usize) {
+        (i >= n / 2, i % (n / 2))
     }
 
     fn pack(&self, source: &LinearSource<'_>, _act: Half, _pool: &Pool, out: &mut [u8]) {
@@ -268,10 +280,16 @@ impl Accelerator for EmulatedAccelerator {
         exchange::collect(self, cx, mailbox, &rows)
     }
 
-    fn merge(&self, cx: &StepContext<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()> {
+    fn merge(
+        &self,
+        cx: &StepContext<'_>,
+        layer: &LayerWeights,
+        other: &PartialRows,
+        rows: Range<usize>,
+    ) -> Result<()> {
         match self.arithmetic(cx.shape).cpu {
-            Some(cpu) => exact::merge(self, cx, cpu, other, &rows),
-            None => attend::merge(self, cx, other, &rows),
+            Some(cpu) => exact::merge(self, cx, cpu, layer, other, &rows),
+            None => attend::merge(self, cx, layer, other, &rows),
         }
     }
 

@@ -114,6 +114,14 @@ impl Accelerator for KernelAccelerator {
         self.activations_for(dtype).is_some() && experts::has_kernels(self.rt(), dtype)
     }
 
+    fn adds_expert_biases(&self) -> bool {
+        false
+    }
+
+    fn attends_with_sinks(&self) -> bool {
+        false
+    }
+
     fn packed_bytes(&self, source: &LinearSource<'_>, _act: Half) -> Result<usize> {
         let k = source.k();
         let whole = source.dtype().row_bytes(k).is_some();
@@ -133,6 +141,10 @@ impl Accelerator for KernelAccelerator {
             DType::F32 => false,
             _ => !positions,
         }
+    }
+
+    fn gate_up_row(&self, i: usize, _n: usize) -> (bool, usize) {
+        product::gate_up_row(i)
     }
 
     fn pack(&self, source: &LinearSource<'_>, act: Half, pool: &Pool, out: &mut [u8]) {
@@ -277,7 +289,13 @@ impl Accelerator for KernelAccelerator {
         exchange::collect(self.rt(), cx, mailbox, &rows)
     }
 
-    fn merge(&self, cx: &StepContext<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()> {
+    fn merge(
+        &self,
+        cx: &StepContext<'_>,
+        _layer: &LayerWeights,
+        other: &PartialRows,
+        rows: Range<usize>,
+    ) -> Result<()> {
         attend::merge(self.rt(), cx, other, &rows)
     }
 
