@@ -242,7 +242,7 @@ template <class T, int D> DEVICE void attention(const PrefillAttentionParams& p)
     u8* const mine = smem + warp * 16 * D * 2;
 #pragma unroll
     for (u32 r = 0; r < 2; r++) {
-        const float inv = inverse_sum(s[r]);
+        const float inv = inverse_sum_with(p.sinks, head, m[r], s[r]);
 #pragma unroll
         for (u32 t = 0; t < D / 8; t++)
             *(u32*)(mine + swizzle<2 * D>(lane / 4 + 8 * r, t) + lane % 4 * 4) =

@@ -261,14 +261,6 @@ impl Accelerator for Timed {
         self.inner.multiplies_experts(dtype)
     }
 
-    fn adds_expert_biases(&self) -> bool {
-        self.inner.adds_expert_biases()
-    }
-
-    fn attends_with_sinks(&self) -> bool {
-        self.inner.attends_with_sinks()
-    }
-
     fn packed_bytes(&self, source: &LinearSource<'_>, act: Half) -> Result<usize> {
         self.inner.packed_bytes(source, act)
     }

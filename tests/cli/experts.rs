@@ -377,6 +377,8 @@ fn kernels_give_the_cpus_tokens() {
         ("tiny-qwen3-moe,dtype=q8_0", &ways[2..]),
         ("tiny-granite-moe,dtype=bf16", &ways[2..3]),
         ("tiny-olmoe,dtype=q6_k", &ways[2..3]),
+        ("tiny-gpt-oss,experts=mxfp4,dtype=bf16", &ways[..]),
+        ("tiny-gpt-oss,experts=mxfp4,dtype=q8_0", &ways[2..]),
     ] {
         let model = format!("synth:{model},seed=2,layers=2");
         let m = load(&model).unwrap();

@@ -80,12 +80,6 @@ pub trait Accelerator: Send + Sync {
     /// Whether it multiplies experts of this type.
     fn multiplies_experts(&self, dtype: DType) -> bool;
 
-    /// Whether it adds biases of routers and experts.
-    fn adds_expert_biases(&self) -> bool;
-
-    /// Whether its attention takes sinks.
-    fn attends_with_sinks(&self) -> bool;
-
     /// Bytes of a packed matrix.
     ///
     /// # Errors

@@ -220,9 +220,9 @@ impl Sizes {
         Shape { experts, ..self.shape.clone() }
     }
 
-    /// Whether the device computes all feed-forwards, and attention.
+    /// Whether the device computes all feed-forwards.
     pub fn computes_experts(&self) -> bool {
-        self.layouts.iter().all(|l| l.elsewhere().is_none() && !l.lacks_sinks())
+        self.layouts.iter().all(|l| l.elsewhere().is_none())
     }
 
     /// Whether a layer's feed-forward is a mixture of experts.
@@ -459,14 +459,6 @@ impl Sizes {
                 return Err(Error::usage(format!(
                     "layer {}: {} of {count} experts on the device, and the others on the host",
                     layout.layer, layer.device_experts
-                )));
-            }
-            let attends = |p: &Policy| p.side(Sublayer::Scores) == Side::Device;
-            if layout.lacks_sinks() && [layer.prefill, layer.decode].iter().any(attends) {
-                return Err(Error::Unsupported(format!(
-                    "layer {} on a device: attention with sinks, which run on the CPU only for now; use `strategy` cpu-moe, which \
-                     leaves it there, or `device` cpu",
-                    layout.layer
                 )));
             }
             let whole = &self.layouts[layout.layer];

@@ -121,8 +121,6 @@ pub struct LayerLayout {
     pub layer: usize,
     /// Bytes of an image.
     pub bytes: usize,
-    /// Whether its attention has sinks, which the device does not take.
-    lacks_sinks: bool,
     /// Why the device does not compute its feed-forward, if so.
     elsewhere: Option<String>,
     /// Disjoint pieces, ascending.
@@ -288,7 +286,7 @@ impl LayerLayout {
         layer: usize,
         act: Half,
     ) -> Result<LayerLayout> {
-        let matrices = LayerMatrices::new(accel, spec, &Block::of(spec, layer), weights, layer)?;
+        let matrices = LayerMatrices::new(accel, &Block::of(spec, layer), weights, layer)?;
         LayerLayout::of(accel, spec, weights, layer, act, matrices, None)
     }
 
@@ -304,7 +302,7 @@ impl LayerLayout {
         act: Half,
         of: &Divided,
     ) -> Result<LayerLayout> {
-        let matrices = LayerMatrices::new(accel, spec, &Block::of(spec, layer), weights, layer)?;
+        let matrices = LayerMatrices::new(accel, &Block::of(spec, layer), weights, layer)?;
         LayerLayout::of(accel, spec, weights, layer, act, matrices, Some(of))
     }
 
@@ -319,7 +317,7 @@ impl LayerLayout {
         layer: usize,
         act: Half,
     ) -> Result<LayerLayout> {
-        let mut matrices = LayerMatrices::new(accel, spec, &Block::of(spec, layer), weights, layer)?;
+        let mut matrices = LayerMatrices::new(accel, &Block::of(spec, layer), weights, layer)?;
         if spec.experts_of(layer).is_some() {
             matrices.ffn = FfnMatrices::Elsewhere("experts that the host computes".to_owned());
         }
@@ -364,20 +362,11 @@ impl LayerLayout {
             windowed: spec.window_of(layer).is_some(),
             tables: AttnTables::default(),
         };
-        let lacks_sinks = block.sinks.is_some() && !accel.attends_with_sinks();
         let elsewhere = match matrices.ffn {
             FfnMatrices::Elsewhere(why) => Some(why),
             FfnMatrices::Dense(_) | FfnMatrices::Experts(_) => None,
         };
-        Ok(LayerLayout {
-            layer,
-            bytes: p.next,
-            lacks_sinks,
-            elsewhere,
-            pieces: p.pieces,
-            ffn: of_ffn,
-            at_origin,
-        })
+        Ok(LayerLayout { layer, bytes: p.next, elsewhere, pieces: p.pieces, ffn: of_ffn, at_origin })
     }
 
     /// The layout of its feed-forward alone.
@@ -388,7 +377,6 @@ impl LayerLayout {
         LayerLayout {
             layer: self.layer,
             bytes: end - start,
-            lacks_sinks: false,
             elsewhere: self.elsewhere.clone(),
             pieces: here.map(|p| Piece { at: p.at - start, ..p.clone() }).collect(),
             ffn: 0..end - start,
@@ -422,11 +410,6 @@ impl LayerLayout {
     /// Whether the layer's attention has the model's window (and with it the tables of windowed layers).
     pub fn windowed(&self) -> bool {
         self.at_origin.windowed
-    }
-
-    /// Whether its attention has sinks, which the device does not take.
-    pub fn lacks_sinks(&self) -> bool {
-        self.lacks_sinks
     }
 
     /// Why the device does not compute its feed-forward, if so: it has none of the matrices.

@@ -102,7 +102,6 @@ impl LayerMatrices {
     /// A tensor is missing.
     pub fn new(
         accel: &dyn Accelerator,
-        spec: &ModelSpec,
         block: &Block,
         weights: &Weights,
         layer: usize,
@@ -139,11 +138,6 @@ impl LayerMatrices {
         };
         let ffn = match &block.ffn {
             FeedForward::Dense(mlp) => FfnMatrices::Dense((up(mlp, false)?, Matrix::of(layer, &mlp.down))),
-            FeedForward::Experts(_)
-                if spec.experts.as_ref().is_some_and(|e| e.biases) && !accel.adds_expert_biases() =>
-            {
-                FfnMatrices::Elsewhere("experts with biases".to_owned())
-            }
             FeedForward::Experts(mixture) => {
                 let pair = |mlp: &Mlp| Ok::<_, Error>((up(mlp, true)?, Matrix::of(layer, &mlp.down)));
                 let types = |mlp: &Mlp| Ok::<_, Error>([dtype(&mlp.up)?, dtype(&mlp.down)?]);
@@ -194,7 +188,7 @@ pub(super) fn shares_table(accel: &dyn Accelerator, spec: &ModelSpec, table: &Te
 pub fn separate_gate_up(accel: &dyn Accelerator, spec: &ModelSpec, weights: &Weights) -> Result<bool> {
     for layer in 0..spec.n_layers {
         let block = Block::of(spec, layer);
-        if let FfnMatrices::Dense((up, _)) = LayerMatrices::new(accel, spec, &block, weights, layer)?.ffn
+        if let FfnMatrices::Dense((up, _)) = LayerMatrices::new(accel, &block, weights, layer)?.ffn
             && up.len() > 1
         {
             return Ok(true);
@@ -207,7 +201,7 @@ fn matrices(accel: &dyn Accelerator, spec: &ModelSpec, weights: &Weights) -> Res
     let mut all = Vec::new();
     for layer in 0..spec.n_layers {
         let block = Block::of(spec, layer);
-        all.extend(LayerMatrices::new(accel, spec, &block, weights, layer)?.all());
+        all.extend(LayerMatrices::new(accel, &block, weights, layer)?.all());
     }
     all.push(Matrix::one(head_name(spec).to_string()));
     Ok(all)

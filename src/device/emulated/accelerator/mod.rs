@@ -117,14 +117,6 @@ impl Accelerator for EmulatedAccelerator {
         true
     }
 
-    fn adds_expert_biases(&self) -> bool {
-        true
-    }
-
-    fn attends_with_sinks(&self) -> bool {
-        true
-    }
-
     fn packed_bytes(&self, source: &LinearSource<'_>, _act: Half) -> Result<usize> {
         let row = source.dtype().row_bytes(source.k());
         row.and_then(|r| r.checked_mul(source.n())).ok_or_else(|| {

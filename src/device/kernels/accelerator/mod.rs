@@ -114,14 +114,6 @@ impl Accelerator for KernelAccelerator {
         self.activations_for(dtype).is_some() && experts::has_kernels(self.rt(), dtype)
     }
 
-    fn adds_expert_biases(&self) -> bool {
-        false
-    }
-
-    fn attends_with_sinks(&self) -> bool {
-        false
-    }
-
     fn packed_bytes(&self, source: &LinearSource<'_>, _act: Half) -> Result<usize> {
         let k = source.k();
         let whole = source.dtype().row_bytes(k).is_some();
@@ -292,11 +284,11 @@ impl Accelerator for KernelAccelerator {
     fn merge(
         &self,
         cx: &StepContext<'_>,
-        _layer: &LayerWeights,
+        layer: &LayerWeights,
         other: &PartialRows,
         rows: Range<usize>,
     ) -> Result<()> {
-        attend::merge(self.rt(), cx, other, &rows)
+        attend::merge(self.rt(), cx, layer, other, &rows)
     }
 
     fn gather_pages(
