@@ -1,4 +1,4 @@
-// activation.cu    out = act(gate + gate_bias) * (up + up_bias), or act(gate + gate_bias) alone        4 elements a thread
+// activation.cu    out = act(gate + gate_bias, up + up_bias), or act(gate + gate_bias) alone        4 elements a thread
 //
 // For feed-forwards whose linear cannot apply the activation in its epilogue (gate and up of different types), and,
 // with the identity as activation, rows of f32 to 16 bits or the addition of a bias in place.
@@ -7,7 +7,7 @@
 // out    f32 (cast_f32: may be gate itself), bf16 or f16 [rows][ld_out]
 // launch grid (rows, ceil(n/1024)), block 256, no shared memory
 // bound  memory: rows*n*(8 + 2) bytes
-// error  silu: 2^-21 relative (__expf); gelu: 2^-22 |x|; one product; out's rounding
+// error  silu, clamped or not: 2^-21 relative (__expf); gelu: 2^-22 |x|; one product; out's rounding
 // oracle src/reference/activation.rs
 // no-spill all
 // no-stack all
@@ -20,19 +20,23 @@ constexpr u32 THREADS = 256;
 
 struct Silu {
     static constexpr bool GATED = true;
-    static DEVICE float apply(float x) { return silu(x); }
+    static DEVICE float apply(float x, float up) { return silu(x) * up; }
+};
+struct Clamped {
+    static constexpr bool GATED = true;
+    static DEVICE float apply(float x, float up) { return clamped_swiglu(x, up); }
 };
 struct Gelu {
     static constexpr bool GATED = true;
-    static DEVICE float apply(float x) { return gelu_tanh(x); }
+    static DEVICE float apply(float x, float up) { return gelu_tanh(x) * up; }
 };
 struct Relu {
     static constexpr bool GATED = false;
-    static DEVICE float apply(float x) { return x < 0 ? 0 : x; } // NaN stays NaN
+    static DEVICE float apply(float x, float) { return x < 0 ? 0 : x; } // NaN stays NaN
 };
 struct Identity {
     static constexpr bool GATED = false;
-    static DEVICE float apply(float x) { return x; }
+    static DEVICE float apply(float x, float) { return x; }
 };
 
 DEVICE float4 biased(const float* row, const float* bias, u32 i) {
@@ -50,11 +54,9 @@ template <class T, class Act> DEVICE void rows(const ActivationParams& p) {
     u32 i = (blockIdx.y * THREADS + threadIdx.x) * 4;
     if (i >= p.n) return;
     float4 g = biased(p.gate + row * p.ld_gate, p.gate_bias, i);
-    float4 v = make_float4(Act::apply(g.x), Act::apply(g.y), Act::apply(g.z), Act::apply(g.w));
-    if (Act::GATED) {
-        float4 u = biased(p.up + row * p.ld_up, p.up_bias, i);
-        v = make_float4(v.x * u.x, v.y * u.y, v.z * u.z, v.w * u.w);
-    }
+    float4 u = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (Act::GATED) u = biased(p.up + row * p.ld_up, p.up_bias, i);
+    float4 v = make_float4(Act::apply(g.x, u.x), Act::apply(g.y, u.y), Act::apply(g.z, u.z), Act::apply(g.w, u.w));
     store<T>(p.out, row * p.ld_out + i, v);
 }
 
@@ -62,6 +64,7 @@ template <class T, class Act> DEVICE void rows(const ActivationParams& p) {
 
 #define ACTIVATION_KERNELS(T)                                                                                            \
     KERNEL_BOUNDS(activation_swiglu_##T, ActivationParams, 256, 1) { activation::rows<T, activation::Silu>(p); }         \
+    KERNEL_BOUNDS(activation_clamped_swiglu_##T, ActivationParams, 256, 1) { activation::rows<T, activation::Clamped>(p); } \
     KERNEL_BOUNDS(activation_geglu_##T, ActivationParams, 256, 1) { activation::rows<T, activation::Gelu>(p); }          \
     KERNEL_BOUNDS(activation_relu_##T, ActivationParams, 256, 1) { activation::rows<T, activation::Relu>(p); }           \
     KERNEL_BOUNDS(cast_##T, ActivationParams, 256, 1) { activation::rows<T, activation::Identity>(p); }

@@ -251,7 +251,7 @@ DEVICE Merged merge(u32 n, const float* ms, u32 ms_stride, const float* o, u64 o
 // A finished row's head: elements d..d+4 to where the item wants them.
 template <int D> DEVICE void finish(const DecodeAttentionParams& p, const DecodeItem& item, u32 head, u32 d, const Merged& r) {
     if (item.partial == ATTENTION_FINAL) {
-        const float inv = inverse_sum(r.s);
+        const float inv = inverse_sum_with(p.sinks, head, r.m, r.s);
         uint2 v;
         v.x = pack2_as(p.out_type, normalised(r.o.x, inv), normalised(r.o.y, inv));
         v.y = pack2_as(p.out_type, normalised(r.o.z, inv), normalised(r.o.w, inv));
@@ -363,9 +363,10 @@ template <class T> DEVICE void merge_two(const AttentionMergeParams& p) {
         const float m_a = p.m_a[w], m_b = p.m_b[w];
         const float base = finite_or_zero(fmaxf(m_a, m_b));
         const float f_a = __expf(m_a - base), f_b = __expf(m_b - base);
-        const float inv = inverse_sum(p.s_a[w] * f_a + p.s_b[w] * f_b);
+        const u32 head = w % p.n_heads;
+        const float inv = inverse_sum_with(p.sinks, head, base * LOG2_E, p.s_a[w] * f_a + p.s_b[w] * f_b);
         const u64 from = (u64)w * p.head_dim;
-        u32* const to = (u32*)((T*)p.out + ((u64)p.rows[w / p.n_heads] * p.n_heads + w % p.n_heads) * p.head_dim);
+        u32* const to = (u32*)((T*)p.out + ((u64)p.rows[w / p.n_heads] * p.n_heads + head) * p.head_dim);
         for (u32 d = lane; d < p.head_dim / 2; d += 32) {
             const float2 a = ((const float2*)(p.o_a + from))[d], b = ((const float2*)(p.o_b + from))[d];
             to[d] = pack2<T>(normalised(a.x * f_a + b.x * f_b, inv), normalised(a.y * f_a + b.y * f_b, inv));

@@ -347,7 +347,7 @@ template <class T, int D> DEVICE void attention(const PrefillAttentionParams& p)
     u8* const mine = smem + warp * 16 * D * 2;
 #pragma unroll
     for (u32 r = 0; r < 2; r++) {
-        const float inv = inverse_sum(s[r]);
+        const float inv = inverse_sum_with(p.sinks, head, m[r], s[r]);
         const u32 row = lane / 4 + 8 * r;
         if constexpr (SCALED) {
 #pragma unroll

@@ -229,7 +229,7 @@ DEVICE void consume(const PrefillAttentionParams& p, const PrefillItem& item, co
     named_barrier_sync(ONE_CONSUMER + consumer, WARPGROUP);
 #pragma unroll
     for (u32 r = 0; r < 2; r++) {
-        const float inv = inverse_sum(s[r]);
+        const float inv = inverse_sum_with(p.sinks, head, m[r], s[r]);
         const u32 row = warp * 16 + lane / 4 + 8 * r;
 #pragma unroll
         for (u32 t = 0; t < CHUNKS; t++)

@@ -12,7 +12,7 @@
 // error  none: w is bit for bit what the reference decodes (its products d*q are exact in f32, so the fused
 //        multiply-add rounds once, as the reference's sum does), then one rounding to T (quant_gather: of the product)
 // oracle src/reference/dequant.rs
-// modules q4_0 q4_1 q4_k q5_0 q5_1 q5_k q6_k q8_0
+// modules mxfp4 q4_0 q4_1 q4_k q5_0 q5_1 q5_k q6_k q8_0
 // no-spill all
 // no-stack all
 #include "common.cuh"
@@ -92,7 +92,7 @@ template <class F> DEVICE void quant_gather(const QuantGatherParams& p) {
     KERNEL_BOUNDS(quant_gather_##format, QuantGatherParams, 256, 4) { quant_gather<F>(p); }
 #define ROWS_BF16(format, F) \
     KERNEL_BOUNDS(quant_rows_##format##_bf16, QuantRowsParams, 256, 4) { quant_rows<bf16, F>(p); }
-#define ALL(M) M(q4_0, Q4_0) M(q4_1, Q4_1) M(q4_k, Q4_K) M(q5_0, Q5_0) M(q5_1, Q5_1) M(q5_k, Q5_K) M(q6_k, Q6_K) M(q8_0, Q8_0)
+#define ALL(M) M(mxfp4, MXFP4) M(q4_0, Q4_0) M(q4_1, Q4_1) M(q4_k, Q4_K) M(q5_0, Q5_0) M(q5_1, Q5_1) M(q5_k, Q5_K) M(q6_k, Q6_K) M(q8_0, Q8_0)
 ALL(ROWS)
 #if TANDEM_SM >= 80
 ALL(ROWS_BF16)

@@ -1,7 +1,8 @@
 // embed.cu    hidden[row] = scale * table[tokens[row]] (+ positions[row_pos[row] + offset])    four elements a thread
 //
 // in     tokens[rows] u32 in device memory; a table in the layout of the model file (tensor/formats/), rows
-//        row_bytes apart, 2-byte aligned (blocks of 18, 22, 34 and 210 bytes leave no more); f32, f16 or bf16
+//        row_bytes apart, 2-byte aligned (blocks of 18, 22, 34 and 210 bytes leave no more, those of 17 not even that);
+//        f32, f16 or bf16
 //        positions [n_positions][d]
 // out    hidden[rows][d] f32; a token beyond the vocabulary (padding) gives a row of zeros
 // launch grid (rows, ceil(d/512)), block 128, no shared memory
@@ -113,6 +114,23 @@ struct SixBits {
     }
 };
 
+// MXFP4, blocks of 32: an exponent e, and nibbles as above, floats of two bits of exponent and one of mantissa. Doubled they are
+// integers, and 2^(e - 128) is their scale.
+struct FloatNibbles {
+    static constexpr bool ANY_LENGTH = false;
+    static DEVICE void decode4(const u8* row, u32 i, float* out) {
+        const u8* block = row + (u64)(i / 32) * 17;
+        u32 l = i % 32, e = block[0];
+        float d = __uint_as_float(e < 2 ? 0x200000u << e : (e - 1) << 23);
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            u32 code = block[1 + l % 16 + j] >> (l / 16 * 4);
+            i32 size = (code & 6) ? (2 | (code & 1)) << ((code >> 1 & 3) - 1) : code & 1;
+            out[j] = __fmul_rn(d, (float)(code & 8 ? -size : size));
+        }
+    }
+};
+
 DEVICE float position_at(const EmbedParams& p, u64 element) {
     if (p.position_dtype == EMBED_POSITION_F32) return ((const float*)p.positions)[element];
     u16 bits = ((const u16*)p.positions)[element];
@@ -153,6 +171,7 @@ template <class Table> DEVICE void rows(const EmbedParams& p) {
 KERNEL_BOUNDS(embed_f32, EmbedParams, 128, 1) { embed::rows<embed::Floats<float>>(p); }
 KERNEL_BOUNDS(embed_f16, EmbedParams, 128, 1) { embed::rows<embed::Floats<f16>>(p); }
 KERNEL_BOUNDS(embed_bf16, EmbedParams, 128, 1) { embed::rows<embed::Floats<bf16>>(p); }
+KERNEL_BOUNDS(embed_mxfp4, EmbedParams, 128, 1) { embed::rows<embed::FloatNibbles>(p); }
 KERNEL_BOUNDS(embed_q8_0, EmbedParams, 128, 1) { embed::rows<embed::Bytes>(p); }
 KERNEL_BOUNDS(embed_q4_0, EmbedParams, 128, 1) { embed::rows<embed::Nibbles<18, false, false>>(p); }
 KERNEL_BOUNDS(embed_q4_1, EmbedParams, 128, 1) { embed::rows<embed::Nibbles<20, true, false>>(p); }

@@ -5,7 +5,7 @@
 // loads, bound, order, error    gemv_quant.cu, of one split: a token's bits depend on no other token of its group;
 //                               weights of an expert are read once for every 4 of its tokens
 // oracle f64 on dequantised weights, tests/gpu/kernels/experts.rs
-// modules q4_0 q4_1 q4_k q5_0 q5_1 q5_k q6_k q8_0
+// modules mxfp4 q4_0 q4_1 q4_k q5_0 q5_1 q5_k q6_k q8_0
 // no-spill all
 // no-stack all
 #include "experts.cuh"
@@ -21,7 +21,7 @@ template <class T, class F> DEVICE void experts_gemv(const ExpertQuantLinearPara
     KERNEL_BOUNDS(experts_gemv_##format##_f16, ExpertQuantLinearParams, 256, 2) { experts_gemv<f16, F>(p); }
 #define GEMV_BF16(format, F) \
     KERNEL_BOUNDS(experts_gemv_##format##_bf16, ExpertQuantLinearParams, 256, 2) { experts_gemv<bf16, F>(p); }
-#define ALL(M) M(q4_0, Q4_0) M(q4_1, Q4_1) M(q4_k, Q4_K) M(q5_0, Q5_0) M(q5_1, Q5_1) M(q5_k, Q5_K) M(q6_k, Q6_K) M(q8_0, Q8_0)
+#define ALL(M) M(mxfp4, MXFP4) M(q4_0, Q4_0) M(q4_1, Q4_1) M(q4_k, Q4_K) M(q5_0, Q5_0) M(q5_1, Q5_1) M(q5_k, Q5_K) M(q6_k, Q6_K) M(q8_0, Q8_0)
 ALL(GEMV)
 #if TANDEM_SM >= 80
 ALL(GEMV_BF16)

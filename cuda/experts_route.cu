@@ -1,4 +1,4 @@
-// experts_route.cu    which experts a row uses: logits = R x (and the logit of a shared expert's gate), then the k largest
+// experts_route.cu    which experts a row uses: logits = R x + b (and the logit of a shared expert's gate), then the k largest
 //
 //   logits   few rows: a block an expert and 4 rows, its 8 warps side by side along d, summed in shared memory in order
 //            many: a warp 8 experts x 4 rows and all of d; the 8 warps of a block share the experts' rows of R in L1
@@ -14,7 +14,7 @@
 //        choose: k rounds of 7 shuffles and E/32 comparisons, estimated 150 clocks each
 // order  a lane adds its columns in ascending order, lanes by halves, slices in ascending order: a row's bits depend on
 //        the kernel and on d alone. Weights: chosen ones in their order; of all, by lane, then lanes by halves
-// error  logits: (d/32 + 13) * 2^-24 * sum |R x|, fused products. Weights: a few ulp of exp, E/32 + 6 roundings
+// error  logits: (d/32 + 14) * 2^-24 * (sum |R x| + |b|), fused products. Weights: a few ulp of exp, E/32 + 6 roundings
 // nan    a logit that is no number counts as -inf for the choice, and makes the weights that it is part of NaN
 // oracle src/reference/experts.rs, tests/gpu/kernels/experts.rs
 // no-spill all
@@ -99,7 +99,7 @@ template <class T, int ROWS, int EXPERTS, u32 SLICES, u32 STEPS> DEVICE void log
     const u32 row = row0 + which / EXPERTS, expert = expert0 + which % EXPERTS;
     if (!stores || row >= p.rows || expert >= experts) return;
     if (expert < p.experts) {
-        p.logits[(u64)row * p.experts + expert] = sum;
+        p.logits[(u64)row * p.experts + expert] = p.bias ? sum + p.bias[expert] : sum;
     } else {
         p.gate[row] = sum;
     }

@@ -19,7 +19,7 @@
 // order  tiles ascending in a warp, warps ascending, splits ascending: whatever the other tokens of the batch
 // error  f32 sums of exact products; (k/16 + 8 + splits) * 2^-23 * sum |w x| + the same with |m x| for minima
 // oracle f64 on dequantised weights, tests/gpu_quant.rs
-// modules q4_0 q4_1 q4_k q5_0 q5_1 q5_k q6_k q8_0
+// modules mxfp4 q4_0 q4_1 q4_k q5_0 q5_1 q5_k q6_k q8_0
 // no-spill all
 // no-stack all
 #include "gemv_quant.cuh"
@@ -28,7 +28,7 @@
     KERNEL_BOUNDS(gemv_##format##_f16, QuantLinearParams, 256, 2) { gemv_quant<f16, F>(p.linear, blockIdx.x, blockIdx.y, gridDim.y); }
 #define GEMV_BF16(format, F)                                                                      \
     KERNEL_BOUNDS(gemv_##format##_bf16, QuantLinearParams, 256, 2) { gemv_quant<bf16, F>(p.linear, blockIdx.x, blockIdx.y, gridDim.y); }
-#define ALL(M) M(q4_0, Q4_0) M(q4_1, Q4_1) M(q4_k, Q4_K) M(q5_0, Q5_0) M(q5_1, Q5_1) M(q5_k, Q5_K) M(q6_k, Q6_K) M(q8_0, Q8_0)
+#define ALL(M) M(mxfp4, MXFP4) M(q4_0, Q4_0) M(q4_1, Q4_1) M(q4_k, Q4_K) M(q5_0, Q5_0) M(q5_1, Q5_1) M(q5_k, Q5_K) M(q6_k, Q6_K) M(q8_0, Q8_0)
 ALL(GEMV)
 #if TANDEM_SM >= 80
 ALL(GEMV_BF16)

@@ -6,7 +6,7 @@ use tandem::device::kernels::attention::{
     AttentionPlan, AttentionShape, DecodeAttention, DecodeWorkspace, PrefillAttention, PrefillKernel, RowRun,
     decode_attention, decode_item_bytes, prefill_attention, prefill_item_bytes,
 };
-use tandem::device::{Buffer, Lane, PartialRows};
+use tandem::device::{Buffer, DevPtr, Lane, PartialRows};
 use tandem::tensor::Half;
 
 use crate::data;
@@ -228,6 +228,7 @@ pub fn decode(bench: &mut Bench) -> Result<()> {
                 items: items.ptr(),
                 n_items: count.ptr(),
                 max_items: plan.decode.len(),
+                sinks: DevPtr::NULL,
                 out: o.out.ptr(),
                 partial: no_partials(),
                 workspace: DecodeWorkspace::at(memory.ptr(), &shape, c.batch, plan.splits),
@@ -291,6 +292,7 @@ pub fn prefill(bench: &mut Bench) -> Result<()> {
                 n_items: count.ptr(),
                 max_items: plan.prefill.len(),
                 window: None,
+                sinks: DevPtr::NULL,
                 out: o.out.ptr(),
                 partial: no_partials(),
             };

@@ -1,5 +1,5 @@
-// attention.cuh    what decode and prefill attention share: the paged cache and its 8-bit codes, the soft-cap of scores, and how a
-//                  result leaves
+// attention.cuh    what decode and prefill attention share: the paged cache and its 8-bit codes, the soft-cap of scores, sinks, and
+//                  how a result leaves
 #pragma once
 
 #include "common.cuh"
@@ -52,12 +52,21 @@ DEVICE float scale_exponent(float scale) {
 // The exponent's base where nothing was seen: exp(-inf - (-inf)) would be NaN.
 DEVICE float finite_or_zero(float m) { return m == NEG_INF ? 0.0f : m; }
 
+// Scores are kept times log2(e), so that exp is one ex2; partials leave in natural units.
+#define LN_2 0.69314718055994530942f
+#define LOG2_E 1.44269504088896340736f
+
 // Divides by the sum. Nothing seen gives 0. Adding +0 turns -0 into +0, all that masked tokens can leave.
 DEVICE float normalised(float o, float inv) { return o * inv + 0.0f; }
 DEVICE float inverse_sum(float s) { return s == 0.0f ? 0.0f : 1.0f / s; }
 
-// Scores are kept times log2(e), so that exp is one ex2; partials leave in natural units.
-#define LN_2 0.69314718055994530942f
+// The same of a finished row, whose sum a sink joins: a logit of the head that has no value, e^(sink - m) with m as scores are kept.
+// It is added here and nowhere else, so it counts once, however many parts the row was computed in. Where it is so large that the
+// power is infinite, the row is 0.
+DEVICE float inverse_sum_with(const float* sinks, u32 head, float m, float s) {
+    if (sinks && s != 0.0f) s += ex2(sinks[head] * LOG2_E - m);
+    return inverse_sum(s);
+}
 
 // cap * tanh(x / cap) = 2 cap * (1/2 - 1 / (1 + e^(2x / cap))): span = 2 cap, slope = 2 log2(e) / cap. Both are parameters, so
 // that no step needs a register beside x; an infinite power gives cap.

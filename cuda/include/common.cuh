@@ -93,4 +93,9 @@ DEVICE float gelu_tanh(float x) {
     const float sqrt_2_over_pi = 0.7978845608028654f;
     return 0.5f * x * (1.0f + tanhf(sqrt_2_over_pi * (x + 0.044715f * x * x * x)));
 }
+// g * sigmoid(1.702 g) * (u + 1), g = min(gate, 7), u = up between -7 and 7. NaN stays NaN.
+DEVICE float clamped_swiglu(float gate, float up) {
+    const float g = gate > 7.0f ? 7.0f : gate, u = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;
+    return g / (1.0f + __expf(-1.702f * g)) * (u + 1.0f);
+}
 DEVICE float gelu_erf(float x) { return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f)); }

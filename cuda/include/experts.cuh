@@ -31,6 +31,6 @@ DEVICE LinearParams of_group(LinearParams p, u64 stride, const ExpertGroup& grou
     p.x = (const u8*)p.x + (u64)group.first * p.ldx * 2;
     p.y = (u8*)p.y + (u64)group.first * p.ldy * (p.epilogue == LINEAR_F32 ? 4 : 2);
     p.m = group.count;
-    p.bias = nullptr;
+    if (p.bias) p.bias = (const float*)((const u8*)p.bias + group.slot * stride);
     return p;
 }

@@ -30,6 +30,7 @@ template <class T> DEVICE void linear_store(const LinearParams& p, u32 m, u32 n,
 
 // What a gate and its up make.
 DEVICE float linear_gated(u32 epilogue, float gate, float up) {
+    if (epilogue == LINEAR_CLAMPED_SWIGLU) return clamped_swiglu(gate, up);
     return (epilogue == LINEAR_SWIGLU ? silu(gate) : gelu_tanh(gate)) * up;
 }
 

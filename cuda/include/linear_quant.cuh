@@ -225,6 +225,7 @@ template <class T, class F, int NT, int R, class Grid> DEVICE void linear_quant(
     OF(format, F, t, T, 32, 2, (TANDEM_SM < 80 ? 1 : 2)) \
     OF(format, F, t, T, 64, 2, 1)
 #define QUANT_TILES(OF, t, T)         \
+    QUANT_TILES_4(OF, mxfp4, MXFP4, t, T) \
     QUANT_TILES_4(OF, q4_0, Q4_0, t, T) \
     QUANT_TILES_4(OF, q4_1, Q4_1, t, T) \
     QUANT_TILES_4(OF, q4_k, Q4_K, t, T) \

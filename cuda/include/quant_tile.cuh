@@ -21,7 +21,8 @@
 // Exactness. Codes (with their offset: q - 8, q - 16, q - 32) are integers of at most 8 bits and exact in f16 and
 // bf16 alike, so the tensor core multiplies exactly what the file stores; the scale of a block multiplies the f32 sum
 // of that block. Scales are stored as the file has them (f16, 6- and 8-bit integers): d, d*sc and dmin*m are exact
-// in f32. No weight is ever rounded to 16 bits. Minima multiply the f32 sum of the block's activations, which one
+// in f32. E2M1 codes are doubled to integers from -12 to 12, and so halve their scale, again a power of two. No weight is ever
+// rounded to 16 bits. Minima multiply the f32 sum of the block's activations, which one
 // more mma with a fragment of ones gives in the layout of the accumulators.
 #pragma once
 
@@ -33,12 +34,15 @@ enum Scales {
     SCALE_MIN,     // x = d * q + m      32 columns: f16 d, f16 m               by g: d, m (g, 0), (g, 1), (g+8, 0), (g+8, 1)
     SUPER_MIN,     // x = d*sc*q - dmin*m  32 columns: u8 sc, m; 256: f16 d, dmin  by g: sc, m in the same order
     SUPER_SIGNED,  // x = d*sc*q         16 columns: i8 sc + 128; 256: f16 d    by g: sc(g, step 0..4), sc(g+8, step 0..4)
+    POWER,         // x = d * 2v         32 columns: bf16 d, a power of two     as SCALE; codes are floats v: a sign, two bits of
+                   //                                                           exponent, one of mantissa (E2M1)
 };
 
 template <int BITS_, int OFFSET_, Scales SCALES_> struct Format {
     static constexpr int BITS = BITS_;        // of a stored code
     static constexpr int OFFSET = OFFSET_;    // x = d * (code - OFFSET)
     static constexpr Scales SCALES = SCALES_;
+    static constexpr bool IS_FLOAT = SCALES == POWER;         // codes are not integers
     static constexpr bool HAS_MIN = SCALES == SCALE_MIN || SCALES == SUPER_MIN;
     static constexpr bool IS_K = SCALES == SUPER_MIN || SCALES == SUPER_SIGNED;
 
@@ -61,6 +65,7 @@ using Q5_1 = Format<5, 0, SCALE_MIN>;
 using Q5_K = Format<5, 0, SUPER_MIN>;
 using Q6_K = Format<6, 32, SUPER_SIGNED>;
 using Q8_0 = Format<8, 0, SCALE>;
+using MXFP4 = Format<4, 0, POWER>;
 
 static constexpr u32 TILE_ROWS = 16, TILE_COLS = 64;
 
@@ -132,10 +137,12 @@ template <class T> struct Packed;
 template <> struct Packed<f16> {
     static constexpr u32 ONE = 0x3c003c00u, MAGIC = 0x64006400u; // 1024
     static constexpr bool WIDE = true;                           // ten bits below the leading one, not seven
+    static constexpr u32 POWER = 0x78007800u;                    // 2^15: what exponents of E2M1 lack, and one to double
 };
 template <> struct Packed<bf16> {
     static constexpr u32 ONE = 0x3f803f80u, MAGIC = 0x43004300u; // 128
     static constexpr bool WIDE = false;
+    static constexpr u32 POWER = 0x7f007f00u;                    // 2^127
 };
 
 DEVICE u32 shift_left(u32 v, int by) { return by >= 0 ? v << by : v >> -by; }
@@ -155,6 +162,18 @@ template <class T, class F> DEVICE void fragment(u32 a[4], const Tile<F>& tile, 
             } else {
                 a[i] = sub2<T>(lop3<AND_XOR>(v, 0x00ff00ffu, 0x64806480u), 0x64806480u);
             }
+        }
+        return;
+    }
+    if (F::IS_FLOAT) {
+        // Exponent and mantissa to where the 16-bit float has its lowest bit of exponent, and the sign to its sign: a float that is
+        // too small by the difference of the biases, subnormals included, since both formats have these. Adding 0 turns -0 into 0.
+        constexpr int LOWEST = Packed<T>::WIDE ? 9 : 6;
+        constexpr u32 REST = 0x00070007u << LOWEST;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const u32 rest = shift_left(tile.low[s], LOWEST - 4 * i) & REST;
+            a[i] = fma2<T>(lop3<AND_OR>(shift_left(tile.low[s], 12 - 4 * i), 0x80008000u, rest), Packed<T>::POWER, 0u);
         }
         return;
     }
@@ -191,6 +210,8 @@ template <class F> DEVICE void step_scales(const Tile<F>& tile, int s, float d[2
         if (F::SCALES == SCALE) {
             const float2 both = unpack2<f16>(tile.scale[r]);
             d[r] = block ? both.y : both.x;
+        } else if (F::SCALES == POWER) {
+            d[r] = __uint_as_float(block ? tile.scale[r] & 0xffff0000u : tile.scale[r] << 16);
         } else if (F::SCALES == SCALE_MIN) {
             const float2 dm = unpack2<f16>(tile.scale[(2 * r + block) % F::SCALE_WORDS]);
             d[r] = dm.x;

@@ -265,6 +265,10 @@ impl Accelerator for Timed {
         self.inner.embeds_packed(dtype, act, positions)
     }
 
+    fn gate_up_row(&self, i: usize, n: usize) -> (bool, usize) {
+        self.inner.gate_up_row(i, n)
+    }
+
     fn pack(&self, source: &LinearSource<'_>, act: Half, pool: &Pool, out: &mut [u8]) {
         self.inner.pack(source, act, pool, out);
     }
@@ -438,12 +442,18 @@ impl Accelerator for Timed {
         self.run(cx, seconds, |accel, cx| accel.collect(cx, mailbox, rows))
     }
 
-    fn merge(&self, cx: &StepContext<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()> {
+    fn merge(
+        &self,
+        cx: &StepContext<'_>,
+        layer: &LayerWeights,
+        other: &PartialRows,
+        rows: Range<usize>,
+    ) -> Result<()> {
         let n = cx.step.lists.partial_in(&rows).len();
         let part = 4 * n * (cx.shape.q_dim() + 2 * cx.shape.n_heads);
         let far = if self.emulated.is_host(other.o) { self.rates().upload(part) } else { 0.0 };
         let seconds = far + self.rates().device.seconds(activations(2 * part + 2 * n * cx.shape.q_dim()));
-        self.run(cx, seconds, |accel, cx| accel.merge(cx, other, rows))
+        self.run(cx, seconds, |accel, cx| accel.merge(cx, layer, other, rows))
     }
 
     fn gather_pages(

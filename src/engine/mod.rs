@@ -17,7 +17,7 @@
 //! | [`Sizes`], [`Counted`], [`Memory`], [`Tiers`], [`LaneHandOver`], [`JobPause`], [`hand_overs`] | memory of a placement, and measured hand-over times of the lanes |
 //! | [`Prepared`], [`Layer`], [`Host`], [`HostContext`], [`HostSeq`], [`HostStep`], [`HostWorkspace`], [`Residual`] | the CPU's sublayers |
 //! | [`LayerLayout`], [`LayerSource`], [`LayerImage`], [`LayerStream`], [`Upload`] | weights in the layout of an accelerator |
-//! | [`activation_type`], [`linear_shapes`], [`separate_gate_up`], [`embedding_bytes`], [`head_bytes`], [`rope_bytes`] | matrices of a model on an accelerator, and their bytes |
+//! | [`activation_type`], [`linear_shapes`], [`separate_gate_up`], [`embedding_bytes`], [`head_bytes`], [`table_bytes`] | matrices of a model on an accelerator, and their bytes |
 //! | [`Timeline`] | spans of executed operations |
 
 mod batcher;
@@ -56,5 +56,5 @@ pub use sequences::{Engine, NOT_NUMBERS};
 pub use service::{Client, Delivery, EventStream, Flight, MOST_IN_FLIGHT, Service, Shutdown, Status};
 pub use weights::{
     LayerImage, LayerLayout, LayerSource, LayerStream, Upload, activation_type, embedding_bytes, head_bytes,
-    linear_shapes, rope_bytes, separate_gate_up,
+    linear_shapes, separate_gate_up, table_bytes,
 };

@@ -3,6 +3,7 @@
 mod ffn;
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use crate::host::{NumaBinding, Pieces, Pool};
 use crate::model::{self, Block, MatrixSpec, ModelSpec, Norm, Position, Weights};
@@ -29,7 +30,7 @@ pub struct Layer {
     pub(super) q_norm: Option<Vec<f32>>,
     pub(super) k_norm: Option<Vec<f32>>,
     /// A logit for each head.
-    pub(super) sinks: Option<Vec<f32>>,
+    pub(super) sinks: Option<Arc<[f32]>>,
     pub(super) o: Linear,
     pub(super) post_attn: Option<Vec<f32>>,
     pub(super) ffn_norm: Option<NormWeight>,
@@ -85,6 +86,8 @@ pub struct Prepared {
     pub(super) embed: Tensor,
     pub(super) positions: Option<Tensor>,
     layers: Vec<Option<Layer>>,
+    /// The sinks of every layer, since the CPU attends for layers of a device, too.
+    sinks: Vec<Option<Arc<[f32]>>>,
     pub(super) out_norm: NormWeight,
     head: Option<Linear>,
     /// Bytes of all of the model's tensors in their file's types, whichever units are prepared.
@@ -181,7 +184,15 @@ impl Prepared {
         };
         let [q_norm, k_norm] = spec.qk_norm_widths().map_or([None; 2], |widths| widths.map(Some));
         let post_norm = spec.post_norms.then_some(d);
-        let sinks = spec.sinks.then_some(spec.n_heads);
+        let sinks = (0..spec.n_layers)
+            .map(|i| {
+                let Some(sinks) = Block::of(&spec, i).sinks else { return Ok(None) };
+                let name = model::tensor_name(i, sinks.name, "weight");
+                let found = weights.floats(&name, sinks.width)?;
+                let found = found.ok_or_else(|| Error::format(name, "missing from the model"))?;
+                Ok(Some(Arc::from(found)))
+            })
+            .collect::<Result<Vec<_>>>()?;
         let layers = (0..spec.n_layers)
             .map(|i| {
                 let name = |s: &str| format!("blk.{i}.{s}");
@@ -212,7 +223,7 @@ impl Prepared {
                     v: lin(i, &block.v)?.with_fine_activations(),
                     q_norm: vector("attn_q_norm.weight", q_norm)?,
                     k_norm: vector("attn_k_norm.weight", k_norm)?,
-                    sinks: vector("attn_sinks.weight", sinks)?,
+                    sinks: sinks[i].clone(),
                     o: lin(i, &block.o)?,
                     post_attn: vector("post_attention_norm.weight", post_norm)?,
                     ffn_norm: spec.pre_norms.then(|| norm(&name("ffn_norm"))).transpose()?,
@@ -239,7 +250,7 @@ impl Prepared {
         // The head is linear, so the last norm's weights can carry the factor of the logits.
         out_norm.w.iter_mut().chain(out_norm.b.iter_mut().flatten()).for_each(|x| *x *= spec.logit_scale);
         let weight_bytes = weights.bytes();
-        Ok(Prepared { spec, isa, embed, positions, layers, out_norm, head, weight_bytes })
+        Ok(Prepared { spec, isa, embed, positions, layers, sinks, out_norm, head, weight_bytes })
     }
 
     /// Bytes of source weights that loading will pack (what `progress` counts up to).
@@ -289,6 +300,11 @@ impl Prepared {
     /// The weights of block `i`, if it was prepared.
     pub(super) fn layer_if(&self, i: usize) -> Option<&Layer> {
         self.layers[i].as_ref()
+    }
+
+    /// The sinks of block `i`, whether it was prepared or not.
+    pub(super) fn sinks(&self, i: usize) -> Option<&[f32]> {
+        self.sinks[i].as_deref()
     }
 
     /// The head.

@@ -72,11 +72,6 @@ impl Experts {
         Ok(())
     }
 
-    /// Whether devices compute such experts: none of their kernels adds biases of experts, or of a router.
-    pub fn on_devices(&self) -> bool {
-        !self.biases
-    }
-
     /// Expected number of different experts of a layer that `rows` rows use, each expert as likely as any other:
     /// D(B) = E·(1 − (1 − k/E)^B).
     pub fn distinct(&self, rows: u64) -> f64 {

@@ -15,7 +15,7 @@ pub trait Bytes {
     /// says; `None`: either way, which needs memory for both.
     fn memory(&self, placement: &Placement, chunk: u64, far: Option<Far>) -> Memory;
 
-    /// Whether the device computes the model's experts, and its attention; of a dense model it does.
+    /// Whether the device computes the model's experts; of a dense model it does.
     fn computes_experts(&self) -> bool;
 
     /// Pages of a block that all sequences need together.

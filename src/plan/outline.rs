@@ -24,7 +24,7 @@ impl Bytes for Outline<'_> {
     }
 
     fn computes_experts(&self) -> bool {
-        self.sizes.computed_on_devices()
+        true
     }
 
     fn pages(&self) -> usize {

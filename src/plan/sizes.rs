@@ -23,6 +23,10 @@ pub const ELEMENT: u64 = 2;
 /// Bytes that an allocation on the device is rounded up to.
 const GRANULE: u64 = 256;
 
+/// Tensors of the first part of attention's sublayer.
+const QKV: [&str; 7] =
+    ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm", "attn_sinks"];
+
 /// The same thing as the kernels of each side lay it out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TwoSided {
@@ -97,15 +101,6 @@ impl Block {
     /// Whether its feed-forward is a mixture of experts.
     pub fn has_experts(&self) -> bool {
         self.experts != [TwoSided::default(); 2]
-    }
-
-    /// Without experts on the device, whose kernels compute none of this model.
-    fn without_experts_on_device(mut self) -> Block {
-        if self.has_experts() {
-            let parts = [&mut self.up, &mut self.down].into_iter().chain(&mut self.experts);
-            parts.for_each(|part| part.device = 0);
-        }
-        self
     }
 
     /// Bytes of all sublayers.
@@ -319,30 +314,40 @@ impl Sizes {
     pub fn of_spec(spec: &ModelSpec) -> Sizes {
         let (d, q, kv) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64);
         let ff = spec.d_ff as u64;
-        let wide = |e: &Experts| (e.count * e.d_ff + e.shared.unwrap_or(0)) as u64;
+        let shared = |e: &Experts| e.shared.unwrap_or(0) as u64;
         let biased = matches!(spec.norm, Norm::Layer { .. });
         let bias = |n: u64, has: bool| if has { n } else { 0 };
         let bytes = |elements: u64| TwoSided::same(ELEMENT * elements);
+        // What is kept in f32.
+        let floats = |elements: usize| TwoSided::same(4 * elements as u64);
         let qk_norms = spec.qk_norm_widths().map_or(0, |[q, k]| (q + k) as u64);
         let pre = if spec.pre_norms { norm_width(spec) } else { 0 };
         let post = if spec.post_norms { d } else { 0 };
         let qkv_bias = bias(q + 2 * kv, spec.qkv_bias);
         let ups = if spec.gated() { 2 } else { 1 };
+        let of_experts = |e: &Experts| {
+            let biases = if e.biases { [ups as usize * e.d_ff, spec.d_model] } else { [0; 2] };
+            let part = |matrices: u64, bias: usize| {
+                bytes(matrices * d * (e.count * e.d_ff) as u64).add(floats(e.count * bias))
+            };
+            [part(ups, biases[0]), part(1, biases[1])]
+        };
         let block = |layer: usize| Block {
-            qkv: bytes(d * (q + 2 * kv) + qkv_bias + qk_norms + pre),
-            out: bytes(q * d + bias(d, biased) + post),
+            qkv: bytes(d * (q + 2 * kv) + qkv_bias + qk_norms + pre).add(floats(if spec.sinks {
+                spec.n_heads
+            } else {
+                0
+            })),
+            out: bytes(q * d + bias(d, spec.o_bias) + post),
             up: match spec.experts_of(layer) {
                 None => bytes(ups * d * ff + bias(ups * ff, biased) + pre),
-                // The router is kept in f32.
-                Some(e) => bytes(ups * d * wide(e) + pre).add(TwoSided::same(4 * e.count as u64 * d)),
+                Some(e) => bytes(ups * d * shared(e) + pre).add(router_of(spec, layer)).add(of_experts(e)[0]),
             },
             down: match spec.experts_of(layer) {
                 None => bytes(ff * d + bias(d, biased) + post),
-                Some(e) => bytes(d * wide(e) + post),
+                Some(e) => bytes(d * shared(e) + post).add(of_experts(e)[1]),
             },
-            experts: spec.experts_of(layer).map_or([TwoSided::default(); 2], |e| {
-                [ups, 1].map(|n| bytes(n * d * (e.count * e.d_ff) as u64))
-            }),
+            experts: spec.experts_of(layer).map_or([TwoSided::default(); 2], of_experts),
             window: spec.window_of(layer).map(|w| w as u64),
         };
         let positions = match spec.position {
@@ -352,7 +357,7 @@ impl Sizes {
         let table = spec.vocab as u64 * d;
         Sizes {
             spec: spec.clone(),
-            blocks: (0..spec.n_layers).map(block).map(on_devices(spec)).collect(),
+            blocks: (0..spec.n_layers).map(block).collect(),
             embedding: bytes(table + positions),
             head: bytes(table + norm_width(spec)),
             shared_table: if spec.tied_head { bytes(table) } else { TwoSided::default() },
@@ -395,7 +400,7 @@ impl Sizes {
                     "ffn_up_shexp",
                 ];
                 Block {
-                    qkv: sum(i, &["attn_norm", "attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm"]),
+                    qkv: sum(i, &QKV),
                     out: sum(i, &["attn_output", "post_attention_norm"]),
                     up: sum(i, &ups).add(up).add(router),
                     down: sum(i, &["ffn_down", "ffn_down_shexp", "post_ffw_norm"]).add(down),
@@ -403,7 +408,6 @@ impl Sizes {
                     window: spec.window_of(i).map(|w| w as u64),
                 }
             })
-            .map(on_devices(spec))
             .collect();
         one_layout &= spec.experts.is_none();
         let of = |name: &str| weights.get(name).map_or(TwoSided::default(), |t| tensor_bytes(t, isa));
@@ -435,11 +439,6 @@ impl Sizes {
             router: None,
             most_used: None,
         }
-    }
-
-    /// Whether kernels of devices compute all of the model, or not its experts, and not its attention with sinks.
-    pub fn computed_on_devices(&self) -> bool {
-        computed_on_devices(&self.spec)
     }
 
     /// Blocks.
@@ -502,23 +501,18 @@ impl Sizes {
     }
 }
 
-fn computed_on_devices(spec: &ModelSpec) -> bool {
-    !spec.sinks && spec.experts.as_ref().is_none_or(Experts::on_devices)
-}
-
-/// A block as devices have it.
-fn on_devices(spec: &ModelSpec) -> impl Fn(Block) -> Block {
-    let whole = computed_on_devices(spec);
-    move |block| if whole { block } else { block.without_experts_on_device() }
-}
-
-/// Bytes of the first and of the second matrices of a layer's experts.
+/// Bytes of the first and of the second matrices of a layer's experts, with their biases.
 fn experts_of(spec: &ModelSpec, weights: &Weights, isa: Isa, layer: usize) -> [TwoSided; 2] {
     let mut all = [TwoSided::default(); 2];
     let FeedForward::Experts(mixture) = model::Block::of(spec, layer).ffn else { return all };
     for Mlp { gate, up, down } in &mixture.experts {
         let of = |m: &model::MatrixSpec| {
-            weights.get(&m.tensor(layer, "weight")).map_or(TwoSided::default(), |t| tensor_bytes(t, isa))
+            let tensors = ["weight", "bias"].map(|kind| weights.get(&m.tensor(layer, kind)));
+            tensors
+                .into_iter()
+                .flatten()
+                .map(|t| tensor_bytes(t, isa))
+                .fold(TwoSided::default(), TwoSided::add)
         };
         all[0] = gate.iter().chain([up]).map(of).fold(all[0], TwoSided::add);
         all[1] = all[1].add(of(down));
@@ -528,7 +522,7 @@ fn experts_of(spec: &ModelSpec, weights: &Weights, isa: Isa, layer: usize) -> [T
 
 /// Bytes of a layer's router, which is kept in f32.
 fn router_of(spec: &ModelSpec, layer: usize) -> TwoSided {
-    let elements = spec.experts_of(layer).map_or(0, |e| e.count * spec.d_model);
+    let elements = spec.experts_of(layer).map_or(0, |e| e.count * (spec.d_model + usize::from(e.biases)));
     TwoSided::same(4 * elements as u64)
 }
 
@@ -578,6 +572,7 @@ mod tests {
             "tiny-qwen3-moe",
             "tiny-qwen2-moe",
             "tiny-mixtral",
+            "tiny-gpt-oss",
         ] {
             let model = synth::outline(name).unwrap();
             let (a, b) = (sizes(name), Sizes::of_weights(&model.spec, &model.weights, Isa::Reference));
@@ -674,6 +669,24 @@ mod tests {
             let [plain, skewed] = [&plain, &skewed].map(|s| seconds(s, Side::Host, 32, rows));
             assert!(skewed < plain, "{rows} rows: {skewed} of {plain}");
         }
+    }
+
+    /// gpt-oss-20b by hand: 24 layers of 64 sinks, 32 biases of a router, and 32 experts with biases of two matrices of 2880 rows, and of one.
+    #[test]
+    fn sinks_and_biases_are_counted() {
+        let with = sizes("gpt-oss-20b");
+        let mut spec = with.spec.clone();
+        spec.sinks = false;
+        spec.experts.as_mut().unwrap().biases = false;
+        let without = Sizes::of_spec(&spec);
+        let (a, b) = (with.model(), without.model());
+        let biases = 24 * 32 * 3 * 2880 * 4;
+        assert_eq!(a.device - b.device, biases + 24 * 4 * (64 + 32));
+        assert_eq!(a.host - b.host, biases + 24 * 4 * (64 + 32));
+        // Those of experts that are not read are not read either.
+        let read =
+            |s: &Sizes| [Sublayer::Up, Sublayer::Down].map(|p| s.read(0, p, 1).host).iter().sum::<u64>();
+        assert_eq!(read(&with) - read(&without), 4 * 3 * 2880 * 4 + 4 * 32);
     }
 
     #[test]

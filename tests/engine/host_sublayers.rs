@@ -311,7 +311,7 @@ fn attention_in_two_parts_gives_what_it_gives_at_once() {
                     })
                     .collect();
                 let mut got = vec![0.0; q.len()];
-                merge_partials(&[&parts[0], &parts[1]], hd, &mut got);
+                merge_partials(&[&parts[0], &parts[1]], hd, None, &mut got);
                 // Each element is a mean of values whose weights may be rounded to bf16 (2⁻⁹), above and below the
                 // line, in both ways of computing it; what f32 rounds is far below that.
                 let kv = w.cache.layer(i);

@@ -312,7 +312,7 @@ fn any_place_and_batch(name: &str, dtypes: &[&str], cases: u32) {
 fn prompts_that_end_together_have_the_same_bits() {
     let step = |rows| Act::Step { rows, second: [false; SEQUENCES], lanes: false, all: false };
     let acts = [step([13, 12, 15]), step([20, 1, 17]), step([1, 1, 1]), step([12, 27, 1])];
-    for name in ["tiny-llama", "tiny-gemma3", "tiny-opt"] {
+    for name in ["tiny-llama", "tiny-gemma3", "tiny-opt", "tiny-gpt-oss"] {
         let world = World::new(name, "q8_0", Isa::best(), KvType::BF16);
         let (n, accel) = (world.m.spec.n_layers, device());
         for k in 0..n {
@@ -332,7 +332,7 @@ fn prompts_that_end_together_have_the_same_bits() {
 #[test]
 fn eight_times_the_devices_pages_have_the_same_bits() {
     let (pages, context) = (3, 8 * 3 * 32);
-    for name in ["tiny-llama", "tiny-gemma3"] {
+    for name in ["tiny-llama", "tiny-gemma3", "tiny-gpt-oss"] {
         let m = load(&format!("synth:{name},dtype=q8_0,seed=11,ctx={context}")).unwrap();
         let text: Vec<u32> =
             (0..context).map(|i| (i * i * 31 + i * 7) as u32 % m.spec.vocab as u32).collect();
@@ -371,7 +371,12 @@ fn eight_times_the_devices_pages_have_the_same_bits() {
 /// the device.
 #[test]
 fn cohorts_have_the_same_bits_over_any_layer_split() {
-    for (name, dtype) in [("tiny-llama", "q8_0"), ("tiny-gemma3", "q4_k"), ("tiny-opt", "f32")] {
+    for (name, dtype) in [
+        ("tiny-llama", "q8_0"),
+        ("tiny-gemma3", "q4_k"),
+        ("tiny-opt", "f32"),
+        ("tiny-gpt-oss,experts=mxfp4", "q8_0"),
+    ] {
         let world = World::new(name, dtype, Isa::best(), KvType::BF16);
         let (n, vocab) = (world.m.spec.n_layers, world.m.spec.vocab);
         let mut places: Vec<Placement> = (0..=n).map(|k| Placement::boundary(k, n, 0, 0)).collect();
@@ -447,6 +452,12 @@ fn mixtures_have_the_same_bits_anywhere() {
     any_place_and_batch("tiny-qwen3-moe", &["bf16", "q8_0"], 16);
     // An expert of all rows, and layers without experts.
     any_place_and_batch("tiny-qwen2-moe", &["q4_k"], 16);
+}
+
+/// Sinks, windows of every other layer, biases of all matrices and of routers.
+#[test]
+fn a_gpt_oss_has_the_same_bits_anywhere() {
+    any_place_and_batch("tiny-gpt-oss,experts=mxfp4", &["bf16", "q8_0"], 16);
 }
 
 /// Norms of heads.

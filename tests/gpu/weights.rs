@@ -9,12 +9,12 @@ use tandem::Error;
 use tandem::cache::PAGE_TOKENS;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::{
-    Accelerator, Attend, Buffer, DevPtr, EmbedWeight, Lane, LayerWeights, Limits, LinearWeight, NormWeight,
-    Residual, Runtime, Shape, StepContext, StepDesc, StepSeq, SubBatch, SubBatches, on_kernels,
+    Accelerator, Attend, AttnTables, Buffer, DevPtr, EmbedWeight, Lane, LayerWeights, Limits, LinearWeight,
+    NormWeight, Residual, Runtime, Shape, StepContext, StepDesc, StepSeq, SubBatch, SubBatches, on_kernels,
 };
 use tandem::engine::{
     LayerImage, LayerLayout, LayerSource, LayerStream, Upload, activation_type, embedding_bytes, head_bytes,
-    linear_shapes, rope_bytes, separate_gate_up,
+    linear_shapes, separate_gate_up, table_bytes,
 };
 use tandem::host::Pool;
 use tandem::model::{LoadedModel, load};
@@ -39,7 +39,7 @@ struct Bench<'a> {
     shape: Shape,
     limits: Limits,
     sub: SubBatch,
-    rope: [[DevPtr; 2]; 2],
+    tables: Vec<AttnTables>,
     embed: EmbedWeight,
     norm: NormWeight,
     head: LinearWeight,
@@ -95,7 +95,7 @@ impl Bench<'_> {
                     // The next layer's copy is enqueued before this layer's work.
                     images.get(i + 1).map_or(Ok(()), |next| stream.fetch(next))?;
                     let layout = &images[i].layout;
-                    stream.acquire(layout, self.rope[usize::from(layout.windowed())])?
+                    stream.acquire(layout, self.tables[layout.layer])?
                 }
             };
             a.qkv(cx, &layer, kv.ptr(), Residual::None, None, rows.clone())?;
@@ -128,11 +128,11 @@ fn check(device: &str, accel: &Arc<dyn Accelerator>, m: &LoadedModel, name: &str
     let separate = separate_gate_up(&**accel, spec, &m.weights).unwrap();
     let plan = SubBatches::plan(&**accel, &shape, &[limits], &linears, separate, false);
     let mut up = Upload::new(accel, spec, &m.weights, act, &pool, &|_| ());
-    let rope = up.rope(CONTEXT).unwrap();
+    let tables = up.tables(CONTEXT).unwrap();
     let layouts: Vec<LayerLayout> =
         (0..spec.n_layers).map(|i| LayerLayout::new(&**accel, spec, &m.weights, i, act).unwrap()).collect();
     let resident: Vec<LayerWeights> =
-        layouts.iter().map(|l| l.at(up.layer(l).unwrap(), rope[usize::from(l.windowed())])).collect();
+        layouts.iter().map(|l| l.at(up.layer(l).unwrap(), tables[l.layer])).collect();
     let images: Vec<LayerImage> =
         layouts.iter().map(|l| LayerImage::new(l.clone(), &up.source()).unwrap()).collect();
     let (norm, head) = up.head().unwrap();
@@ -144,7 +144,7 @@ fn check(device: &str, accel: &Arc<dyn Accelerator>, m: &LoadedModel, name: &str
     buffers.push(memory);
     let kv_bytes = limits.pages_per_sequence * shape.page_bytes();
     let kv = (0..spec.n_layers).map(|_| Buffer::new(rt, kv_bytes).unwrap()).collect();
-    let bench = Bench { accel, shape, limits, sub, rope, embed, norm, head, kv, _buffers: buffers };
+    let bench = Bench { accel, shape, limits, sub, tables, embed, norm, head, kv, _buffers: buffers };
     let want = bench.run(&mut Layers::Resident(&resident));
     let bytes = layouts.iter().map(|l| l.bytes).max().unwrap();
     for slots in [2, 3] {
@@ -176,7 +176,7 @@ fn planned_bytes(accel: &dyn Accelerator, m: &LoadedModel, act: Half) -> u64 {
     let (spec, weights) = (&m.spec, &m.weights);
     let layers =
         (0..spec.n_layers).map(|i| LayerLayout::new(accel, spec, weights, i, act).unwrap().bytes as u64);
-    rope_bytes(spec, CONTEXT)
+    table_bytes(spec, CONTEXT)
         + embedding_bytes(accel, spec, weights, act, true).unwrap()
         + head_bytes(accel, spec, weights, act).unwrap()
         + layers.sum::<u64>()
@@ -192,7 +192,7 @@ fn a_layer_is_one_image_and_its_bytes_are_known_before() {
             let planned = planned_bytes(&*accel, &m, act);
             let pool = Pool::new(1);
             let mut up = Upload::new(&accel, &m.spec, &m.weights, act, &pool, &|_| ());
-            let tables = up.rope(CONTEXT).unwrap();
+            let tables = up.tables(CONTEXT).unwrap();
             for layer in 0..m.spec.n_layers {
                 up.layer(&LayerLayout::new(&*accel, &m.spec, &m.weights, layer, act).unwrap()).unwrap();
             }
@@ -210,8 +210,8 @@ fn a_layer_is_one_image_and_its_bytes_are_known_before() {
             }
             // Every address of a layer lies in its image, wherever that is.
             let layout = LayerLayout::new(&*accel, &m.spec, &m.weights, 1, act).unwrap();
-            let rope = tables[usize::from(layout.windowed())];
-            let (here, there) = (layout.at(DevPtr(1 << 20), rope), layout.at(DevPtr(1 << 30), rope));
+            let of_layer = tables[layout.layer];
+            let (here, there) = (layout.at(DevPtr(1 << 20), of_layer), layout.at(DevPtr(1 << 30), of_layer));
             assert_eq!(here.moved(DevPtr(1 << 20), DevPtr(1 << 30)), there, "{name}");
             let pre_norms = [here.attn_norm.w, here.ffn_norm.w];
             assert!(pre_norms.iter().all(|w| w.is_null() != m.spec.pre_norms), "{name}");
@@ -220,7 +220,7 @@ fn a_layer_is_one_image_and_its_bytes_are_known_before() {
                 assert!((1 << 20..(1 << 20) + layout.bytes as u64).contains(&ptr.0), "{name}: {ptr:?}");
                 assert!(ptr.0.is_multiple_of(256), "{name}: {ptr:?}");
             }
-            assert_eq!(here.rope, rope, "{name}: tables of RoPE are shared");
+            assert_eq!(here.tables, of_layer, "{name}: tables do not move");
         }
     }
 }
@@ -239,12 +239,12 @@ fn a_stream_refuses_what_would_overwrite_a_layer_in_use() {
         let e = small.fetch(&image).unwrap_err();
         assert!(matches!(&e, Error::Capacity(m) if m.contains(&layout.bytes.to_string())), "{e}");
         let mut stream = LayerStream::new(rt, 1, layout.bytes).unwrap();
-        let rope = [DevPtr::NULL; 2];
-        assert!(matches!(stream.acquire(&layout, rope), Err(Error::Usage(_))), "it was not fetched");
+        let tables = AttnTables::default();
+        assert!(matches!(stream.acquire(&layout, tables), Err(Error::Usage(_))), "it was not fetched");
         stream.fetch(&image).unwrap();
         let e = stream.fetch(&image).unwrap_err();
         assert!(matches!(&e, Error::Usage(m) if m.contains("in use")), "{e}");
-        stream.acquire(&layout, rope).unwrap();
+        stream.acquire(&layout, tables).unwrap();
         stream.release(0).unwrap();
         stream.fetch(&image).unwrap();
         rt.synchronize_all().unwrap();

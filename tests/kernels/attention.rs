@@ -406,16 +406,19 @@ proptest! {
     }
 
     /// Tokens split between devices, which attend them apart, sliding windows included: partial results merge to the
-    /// whole, in any order, and each is right by itself.
+    /// whole, in any order, and each is right by itself. Sinks join when parts are merged.
     #[test]
     fn partial_results_of_disjoint_tokens_merge_to_the_whole(
         shape in a_shape(),
         len in 2..700usize,
         dtype in prop::sample::select(KvType::ALL.to_vec()),
+        sinks in any::<bool>(),
         seed in any::<u64>(),
     ) {
         let mut rng = Rng(seed);
         let world = World::new(shape, dtype, &[len], 1.0, &mut rng);
+        let world = if sinks { world.with_sinks(&mut rng) } else { world };
+        let sinks = sinks.then_some(&world.sinks[..]);
         let (width, n) = (world.width(), (1 + rng.below(6)).min(len));
         let rows = len - n..len;
         let pages = len.div_ceil(PAGE_TOKENS);
@@ -429,14 +432,14 @@ proptest! {
                 bounds.windows(2).map(|b| world.attend_part(isa, rows.clone(), b[0]..b[1])).collect();
             for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
                 let mut out = vec![0.0; n * width];
-                merge_partials(&order.map(|i| &parts[i]), shape.head_dim, &mut out);
+                merge_partials(&order.map(|i| &parts[i]), shape.head_dim, sinks, &mut out);
                 for (i, row) in out.chunks_exact(width).enumerate() {
                     prop_assert_eq!(world.check(isa, 0, rows.start + i, row), Ok(()), "cut at {:?}", cuts);
                 }
             }
             let part = world.attend_part(isa, rows.clone(), alone.clone());
             let mut out = vec![0.0; n * width];
-            merge_partials(&[&part], shape.head_dim, &mut out);
+            merge_partials(&[&part], shape.head_dim, sinks, &mut out);
             for (i, row) in out.chunks_exact(width).enumerate() {
                 let pos = rows.start + i;
                 prop_assert_eq!(world.check_tokens(isa, 0, pos, alone.clone(), row), Ok(()), "of {:?}", alone);
@@ -575,7 +578,7 @@ fn the_papers_example_gives_24_2_however_split() {
             splits.push(singles.into_iter().rev().collect());
             for parts in splits {
                 let mut out = [0.0; 16];
-                merge_partials(&parts.iter().collect::<Vec<_>>(), 16, &mut out);
+                merge_partials(&parts.iter().collect::<Vec<_>>(), 16, None, &mut out);
                 assert!((out[0] - 24.2).abs() < 0.1, "{isa} in {} parts: {}", parts.len(), out[0]);
             }
         }

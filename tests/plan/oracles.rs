@@ -341,7 +341,7 @@ fn the_engines_merge_gives_the_six_token_result() {
         for _ in 0..parts.len() {
             parts.rotate_left(1);
             let mut out = [0f32];
-            merge_partials(&parts.iter().collect::<Vec<_>>(), 1, &mut out);
+            merge_partials(&parts.iter().collect::<Vec<_>>(), 1, None, &mut out);
             // A handful of roundings of numbers below 40, and an approximated exponential.
             assert!((out[0] as f64 - 24.241826859978875).abs() < 1e-4, "{pages} pages: {}", out[0]);
         }

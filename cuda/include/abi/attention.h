@@ -57,6 +57,7 @@ typedef struct {
     PTR(float) split_ms; // [workspace splits][n_heads][2], base-2 exponents
     PTR(float) split_o;  // [workspace splits][n_heads][head_dim]
     PTR(abi_u32) counters; // [rows][n_kv_heads * ceil(group / DECODE_HEADS)], zero before and after
+    PTR(const float) sinks; // [n_heads], logits without a value that join the sums of finished rows; NULL: none
     abi_u32 n_heads, n_kv_heads;
     abi_u32 out_type;
     float scale_log2; // scale * log2(e) > 0
@@ -74,7 +75,8 @@ typedef struct {
     PTR(void) out;     // [rows][n_heads * head_dim], out_type
     PTR(float) part_m; // [partial rows][n_heads]
     PTR(float) part_s;
-    PTR(float) part_o; // [partial rows][n_heads * head_dim]
+    PTR(float) part_o;      // [partial rows][n_heads * head_dim]
+    PTR(const float) sinks; // [n_heads], as of decode
     abi_u32 n_heads, n_kv_heads;
     abi_u32 out_type;
     abi_u32 window;   // tokens that a row sees, itself included; 0: all
@@ -100,5 +102,6 @@ typedef struct {
     PTR(const abi_u32) rows;   // [n_rows] row of out that each becomes
     PTR(const abi_u32) n_rows; // read on the device
     PTR(void) out;             // [rows][n_heads * head_dim]
+    PTR(const float) sinks;    // [n_heads], as of decode
     abi_u32 n_heads, head_dim;
 } AttentionMergeParams;

@@ -13,13 +13,14 @@ typedef struct {
     abi_u32 unused;
 } ExpertGroup;
 
-// experts_route.cu: logits[row][e] = router[e] . x[row], gate[row] = gate_w . x[row]
+// experts_route.cu: logits[row][e] = router[e] . x[row] + bias[e], gate[row] = gate_w . x[row]
 typedef struct {
     PTR(const float) router;   // [experts][d], 16-byte aligned
     PTR(const float) gate_w;   // [d], of a shared expert; NULL: none
     PTR(const void) x;         // T [rows][ldx], 8-byte aligned
     PTR(float) logits;         // [rows][experts]
     PTR(float) gate;           // [rows]; only written with gate_w
+    PTR(const float) bias;     // [experts]; NULL: none
     abi_u32 rows;
     abi_u32 experts;
     abi_u32 d;                 // d % 4 == 0
@@ -78,10 +79,10 @@ typedef struct {
 
 // experts_gemv.cu, experts_dense.cu: y[place] = w[slot] x[place] for the places of each group
 typedef struct {
-    // w: matrix 0; x, y: place 0; m, bias, partials and counters are not used; k_split (but for gemv): all of k.
+    // w, bias: those of matrix 0; x, y: place 0; m, partials and counters are not used; k_split (but for gemv): all of k.
     LinearParams linear;
     PTR(const ExpertGroup) groups;
-    abi_u64 stride;            // bytes between the matrices, a multiple of 16
+    abi_u64 stride;            // bytes between the matrices, and between their biases, a multiple of 16
 } ExpertLinearParams;
 
 // experts_gemv_quant.cu, experts_quant.cu: the same with quantised weights

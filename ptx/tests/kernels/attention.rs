@@ -4,7 +4,7 @@ use super::*;
 
 const PAGE: usize = 32;
 
-/// Two rows of 6 heads in 2 groups over paged keys and values; the second row in two splits. `out` and counters.
+/// Two rows of 6 heads in 2 groups over paged keys and values; the second row in two splits. `out` and counters. With and without sinks.
 #[test]
 fn decode() {
     for module in modules("attention_decode") {
@@ -40,11 +40,13 @@ fn decode() {
             let split_ms = memory.add(&vec![0; 2 * heads * 2 * 4]);
             let split_o = memory.add(&vec![0; 2 * heads * d * 4]);
             let counters = memory.add_words(&[0; 4]);
+            let sinks =
+                (d > 64).then(|| random.floats(heads).into_iter().map(|v| 4.0 * v).collect::<Vec<_>>());
+            let at_sinks = sinks.as_ref().map_or(0, |sinks| memory.add(&float_bytes(sinks)));
             let scale = 1.0 / (d as f32).sqrt();
             let params = Params::default()
-                .pointers(&[
-                    at_q, at_kv, at_table, at_items, n_items, out, 0, 0, 0, split_ms, split_o, counters,
-                ])
+                .pointers(&[at_q, at_kv, at_table, at_items, n_items, out, 0, 0, 0])
+                .pointers(&[split_ms, split_o, counters, at_sinks])
                 .words(&[heads as u32, kv_heads as u32, u32::from(half == Half::Bf16)])
                 .float(scale * std::f32::consts::LOG2_E)
                 .float(0.0)
@@ -67,7 +69,8 @@ fn decode() {
                         (dot * f64::from(scale)).exp()
                     };
                     let weights: Vec<f64> = (0..tokens[row]).map(score).collect();
-                    let total: f64 = weights.iter().sum();
+                    let sink = sinks.as_ref().map_or(0.0, |sinks| f64::from(sinks[head]).exp());
+                    let total = weights.iter().sum::<f64>() + sink;
                     for i in 0..d {
                         let sum: f64 =
                             weights.iter().enumerate().map(|(t, w)| w * f64::from(at(t, 1)[i])).sum();
@@ -90,7 +93,7 @@ fn prefill() {
 }
 
 /// Rows 40.. of a prompt of 110 tokens in tiles of 64 queries: each row sees the tokens up to its own, with a window
-/// the last of them.
+/// the last of them, and sinks.
 fn prefill_with(file: &str, suffix: &str) {
     for module in modules(file) {
         for (half, d, window) in
@@ -120,9 +123,12 @@ fn prefill_with(file: &str, suffix: &str) {
             let at_items = memory.add_words(items.as_flattened());
             let n_items = memory.add_words(&[2]);
             let out = memory.add(&vec![0; rows * heads * d * 2]);
+            let sinks =
+                (window > 0).then(|| random.floats(heads).into_iter().map(|v| 4.0 * v).collect::<Vec<_>>());
+            let at_sinks = sinks.as_ref().map_or(0, |sinks| memory.add(&float_bytes(sinks)));
             let scale = 1.0 / (d as f32).sqrt();
             let mut params = Params::default()
-                .pointers(&[at_q, at_kv, at_table, at_items, n_items, out, 0, 0, 0])
+                .pointers(&[at_q, at_kv, at_table, at_items, n_items, out, 0, 0, 0, at_sinks])
                 .words(&[heads as u32, kv_heads as u32, u32::from(half == Half::Bf16), window as u32])
                 .float(scale * std::f32::consts::LOG2_E)
                 .float(0.0)
@@ -158,7 +164,8 @@ fn prefill_with(file: &str, suffix: &str) {
                         (dot * f64::from(scale)).exp()
                     };
                     let weights: Vec<(usize, f64)> = seen.map(|t| (t, score(t))).collect();
-                    let total: f64 = weights.iter().map(|(_, w)| w).sum();
+                    let sink = sinks.as_ref().map_or(0.0, |sinks| f64::from(sinks[head]).exp());
+                    let total = weights.iter().map(|(_, w)| w).sum::<f64>() + sink;
                     for i in 0..d {
                         let want =
                             weights.iter().map(|(t, w)| w * f64::from(at(*t, 1)[i])).sum::<f64>() / total;

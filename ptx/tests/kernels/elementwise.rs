@@ -60,7 +60,7 @@ fn norms() {
 fn activations() {
     for module in modules("activation") {
         for half in Half::BOTH {
-            for kind in ["swiglu", "geglu", "relu"] {
+            for kind in ["swiglu", "clamped_swiglu", "geglu", "relu"] {
                 let kernel = format!("activation_{kind}_{}", half.name());
                 if !has(&module, &kernel) {
                     continue;
@@ -83,6 +83,10 @@ fn activations() {
                     let u = f64::from(up[at]);
                     let want = match kind {
                         "swiglu" => g / (1.0 + (-g).exp()) * u,
+                        "clamped_swiglu" => {
+                            let g = g.min(7.0);
+                            g / (1.0 + (-1.702 * g).exp()) * (u.clamp(-7.0, 7.0) + 1.0)
+                        }
                         "geglu" => {
                             0.5 * g
                                 * (1.0 + ((g + 0.044715 * g * g * g) * 0.797_884_560_802_865_4).tanh())

@@ -20,14 +20,15 @@ fn routing() {
                 }
                 let mut random = Random(rows as u64);
                 let (router, gate_w) = (random.floats(experts * d), random.floats(d));
+                let bias = random.floats(experts);
                 let x: Vec<f32> = random.floats(rows * d).into_iter().map(|v| half.round(v)).collect();
                 let mut memory = Buffers::new();
-                let at = [&router, &gate_w].map(|w| memory.add(&float_bytes(w)));
+                let at = [&router, &gate_w, &bias].map(|w| memory.add(&float_bytes(w)));
                 let at_x = memory.add(&half.bytes(&x));
                 let (logits, gate) =
                     (memory.add(&vec![0; rows * experts * 4]), memory.add(&vec![0; rows * 4]));
                 let params = Params::default()
-                    .pointers(&[at[0], at[1], at_x, logits, gate])
+                    .pointers(&[at[0], at[1], at_x, logits, gate, at[2]])
                     .words(&[rows, experts, d, d].map(|v| v as u32));
                 let products = experts as u32 + 1;
                 let (grid, shared) = match size {
@@ -41,9 +42,11 @@ fn routing() {
                         let w = if e < experts { &router[e * d..][..d] } else { &gate_w[..] };
                         let products =
                             || w.iter().zip(&x[r * d..]).map(|(w, x)| f64::from(*w) * f64::from(*x));
-                        let (want, size) = (products().sum::<f64>(), products().map(f64::abs).sum::<f64>());
+                        let b = bias.get(e).map_or(0.0, |&b| f64::from(b));
+                        let (want, size) =
+                            (b + products().sum::<f64>(), b.abs() + products().map(f64::abs).sum::<f64>());
                         let got = if e < experts { got[r * experts + e] } else { got_gate[r] };
-                        let bound = (d as f64 / 32.0 + 13.0) * 2f64.powi(-24) * size;
+                        let bound = (d as f64 / 32.0 + 14.0) * 2f64.powi(-24) * size;
                         assert!(
                             (f64::from(got) - want).abs() <= bound,
                             "{kernel}: row {r}, expert {e}: {got}, {want}"

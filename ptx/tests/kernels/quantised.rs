@@ -10,6 +10,8 @@ enum Scales {
     ScaleMin,
     SuperMin,
     SuperSigned,
+    /// Powers of two; codes are doubled E2M1 numbers.
+    Power,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -23,7 +25,8 @@ struct Format {
     row_tiles: [u32; 2],
 }
 
-const FORMATS: [Format; 8] = [
+const FORMATS: [Format; 9] = [
+    Format { name: "mxfp4", bits: 4, offset: 0, scales: Scales::Power, row_tiles: [4, 2] },
     Format { name: "q4_0", bits: 4, offset: 8, scales: Scales::Scale, row_tiles: [4, 2] },
     Format { name: "q4_1", bits: 4, offset: 0, scales: Scales::ScaleMin, row_tiles: [4, 2] },
     Format { name: "q4_k", bits: 4, offset: 0, scales: Scales::SuperMin, row_tiles: [4, 2] },
@@ -127,6 +130,13 @@ impl Weights {
                     };
                     let (scale, min) = match format.scales {
                         Scales::Scale => (half_at(at_scales + 8 * g + 4 * r + 2 * block), 0.0),
+                        Scales::Power => {
+                            let at = at_scales + 8 * g + 4 * r + 2 * block;
+                            let exponent = (row * 5 + tile * 3 + block) % 9;
+                            packed[at..at + 2]
+                                .copy_from_slice(&(((120 + exponent) << 7) as u16).to_le_bytes());
+                            (2f64.powi(exponent as i32 - 7), 0.0)
+                        }
                         Scales::ScaleMin => {
                             let at = at_scales + 16 * g + 8 * r + 4 * block;
                             (half_at(at), half_at(at + 2))
@@ -147,7 +157,14 @@ impl Weights {
                     let code = random.next() >> 7 & ((1 << format.bits) - 1);
                     let at_tile = first + tile % group * format.body();
                     format.put_code(&mut packed[at_tile..][..format.body()], row % 16, col, code);
-                    let number = if format.bits == 8 { i32::from(code as u8 as i8) } else { code as i32 };
+                    let number = match format.scales {
+                        Scales::Power => {
+                            let size = [0, 1, 2, 3, 4, 6, 8, 12][code as usize % 8];
+                            if code < 8 { size } else { -size }
+                        }
+                        _ if format.bits == 8 => i32::from(code as u8 as i8),
+                        _ => code as i32,
+                    };
                     values[row * k + tile * 64 + col] = scale * f64::from(number - format.offset) + min;
                 }
             }

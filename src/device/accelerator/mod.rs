@@ -50,8 +50,8 @@ pub use self::step::{Step, StepContext};
 pub(crate) use self::top::write_top;
 pub use self::top::{TOP_BYTES, TOP_K, top_error, top_of};
 pub use self::weights::{
-    EmbedWeight, ExpertWeights, FeedForward, FfnWeights, LayerWeights, LinearSource, LinearWeight, NO_SLOT,
-    NormWeight, UpWeight,
+    AttnTables, EmbedWeight, ExpertWeights, FeedForward, FfnWeights, LayerWeights, LinearSource,
+    LinearWeight, NO_SLOT, NormWeight, UpWeight,
 };
 pub use self::workspace::{PartialRows, Residual, RowBytes, RowSpan, SubBatch, SubBatches, Workspace};
 use super::runtime::{DevPtr, Lane, Runtime};
@@ -85,6 +85,10 @@ pub trait Accelerator: Send + Sync {
     /// Whether a packed head can also serve as the embedding table, so that a tied model needs only one copy.
     /// `positions` says whether learned positions are added.
     fn embeds_packed(&self, dtype: DType, act: Half, positions: bool) -> bool;
+
+    /// What row `i` of a packed gate and up of `n` rows in all is ([`LinearSource::GateUp`]): whether it is up's, and which of its rows.
+    /// Their biases lie in the same order.
+    fn gate_up_row(&self, i: usize, n: usize) -> (bool, usize);
 
     /// Packs a matrix on the host, into memory of [`Accelerator::packed_bytes`].
     fn pack(&self, source: &LinearSource<'_>, act: Half, pool: &Pool, out: &mut [u8]);
@@ -154,8 +158,8 @@ pub trait Accelerator: Send + Sync {
         publish.map_or(Ok(()), |p| self.publish(cx, p, rows))
     }
 
-    /// attn = attention of the rows that are attended on this device, over their pages; `ws.partial` = the partial
-    /// attention of rows with [`Attend::From`] or [`Attend::UpTo`]; attn of padding rows = 0. `rows` begin and end at
+    /// attn = attention of the rows that are attended on this device, over their pages and with the layer's sinks; `ws.partial` = the
+    /// partial attention of rows with [`Attend::From`] or [`Attend::UpTo`], which sinks do not join; attn of padding rows = 0. `rows` begin and end at
     /// [`StepDesc::cuts`], or are all rows.
     fn attend(
         &self,
@@ -231,9 +235,15 @@ pub trait Accelerator: Send + Sync {
     fn collect(&self, cx: &StepContext<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()>;
 
     /// attn of the rows with [`Attend::From`] = `ws.partial` merged with `other`, the attention over the tokens before
-    /// `from`. `other` begins with the first such row of the step, and may lie in mapped memory; or it is the result of
+    /// `from`, and with the sinks of `layer`. `other` begins with the first such row of the step, and may lie in mapped memory; or it is the result of
     /// a step of the same rows with [`Attend::UpTo`], in a workspace with another `partial`.
-    fn merge(&self, cx: &StepContext<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()>;
+    fn merge(
+        &self,
+        cx: &StepContext<'_>,
+        layer: &LayerWeights,
+        other: &PartialRows,
+        rows: Range<usize>,
+    ) -> Result<()>;
 
     /// Copies the same pages of each of these layers to their host's side, device or mapped memory, in the host's page
     /// layout ([`crate::cache`]). Any lane will do: the call involves no step and no other memory, and the lists may be

@@ -26,7 +26,7 @@ pub struct Shape {
     pub qk_norm: Option<QkNorm>,
     /// Activation of the feed-forward.
     pub ffn: Ffn,
-    /// The experts of the layers that have some; `None` also if no accelerator computes them.
+    /// The experts of the layers that have some.
     pub experts: Option<ExpertShape>,
     /// Factor of q·k.
     pub attn_scale: f32,
@@ -69,7 +69,7 @@ impl Shape {
             norm: spec.norm,
             qk_norm: spec.qk_norm,
             ffn: spec.ffn,
-            experts: spec.experts.as_ref().and_then(ExpertShape::of),
+            experts: spec.experts.as_ref().map(ExpertShape::of),
             attn_scale: spec.attn_scale,
             attn_softcap: spec.attn_softcap,
             embed_scale: spec.embed_scale,
@@ -143,17 +143,10 @@ impl ExpertShape {
         4 * rows * shape.d_model
     }
 
-    /// The sizes; `None` if no accelerator computes such experts.
-    pub fn of(experts: &Experts) -> Option<ExpertShape> {
+    /// The sizes.
+    pub fn of(experts: &Experts) -> ExpertShape {
         let Experts { count, used, d_ff, shared, weights, .. } = *experts;
-        experts.on_devices().then_some(ExpertShape {
-            count,
-            used,
-            d_ff,
-            shared: shared.unwrap_or(0),
-            weights,
-            divided: false,
-        })
+        ExpertShape { count, used, d_ff, shared: shared.unwrap_or(0), weights, divided: false }
     }
 }
 

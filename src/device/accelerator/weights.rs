@@ -97,13 +97,16 @@ pub struct FfnWeights {
 pub struct ExpertWeights {
     /// f32 `[E][d]`.
     pub router: DevPtr,
-    /// Gate and up of expert 0, packed from [`LinearSource::GateUp`].
+    /// f32 `[E]`, or NULL.
+    pub router_bias: DevPtr,
+    /// Gate and up of expert 0, packed from [`LinearSource::GateUp`]; the bias is in the order of the rows
+    /// ([`Accelerator::gate_up_row`](super::Accelerator::gate_up_row)).
     pub up: LinearWeight,
-    /// Bytes from an expert's gate and up to the next one's.
+    /// Bytes from an expert's gate and up to the next one's, and from bias to bias.
     pub up_stride: usize,
     /// Down of expert 0.
     pub down: LinearWeight,
-    /// Bytes from an expert's down to the next one's.
+    /// Bytes from an expert's down to the next one's, and from bias to bias.
     pub down_stride: usize,
     /// The expert of all rows, and the f32 `[d]` of its gate.
     pub shared: Option<(FfnWeights, DevPtr)>,
@@ -161,8 +164,18 @@ pub struct LayerWeights {
     pub post_ffn: DevPtr,
     /// Whether attention has the model's sliding window.
     pub windowed: bool,
-    /// cos and sin tables of RoPE for this layer, f32 `[positions][rope_dim/2]` each; NULL without RoPE.
+    /// What attention reads that is not part of the layer's image.
+    pub tables: AttnTables,
+}
+
+/// What attention of a layer reads beside its matrices and norms, and needs where only the keys and values of the layer are on the
+/// device.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct AttnTables {
+    /// cos and sin of RoPE, f32 `[positions][rope_dim/2]` each; NULL without RoPE.
     pub rope: [DevPtr; 2],
+    /// The sinks of the heads, f32 `[h_a]`, or NULL.
+    pub sinks: DevPtr,
 }
 
 /// What is wrong with a call that asks for a feed-forward which the layer does not have.
@@ -190,6 +203,7 @@ impl FeedForward {
             FeedForward::Dense(dense) => FeedForward::Dense(ffn(dense)),
             FeedForward::Experts(e) => FeedForward::Experts(Box::new(ExpertWeights {
                 router: at(e.router),
+                router_bias: at(e.router_bias),
                 up: linear(&e.up),
                 down: linear(&e.down),
                 shared: e.shared.as_ref().map(|(of, gate)| (ffn(of), at(*gate))),
@@ -224,7 +238,7 @@ impl FeedForward {
 }
 
 impl LayerWeights {
-    /// These weights after the image that they lie in has moved from one address to another. The RoPE tables are not
+    /// These weights after the image that they lie in has moved from one address to another. Attention's tables are not
     /// part of the image and do not move.
     pub fn moved(&self, from: DevPtr, to: DevPtr) -> LayerWeights {
         let at = |p| moved(p, from, to);
@@ -242,7 +256,7 @@ impl LayerWeights {
             ffn: self.ffn.moved(from, to),
             post_ffn: at(self.post_ffn),
             windowed: self.windowed,
-            rope: self.rope,
+            tables: self.tables,
         }
     }
 }

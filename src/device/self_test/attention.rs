@@ -21,6 +21,8 @@ const KV_HEADS: usize = 2;
 struct Layer {
     shape: AttentionShape,
     window: Option<u32>,
+    /// Of each head, or none.
+    sinks: Vec<f32>,
     /// First position and rows of each sequence.
     seqs: Vec<(usize, usize)>,
     /// Pages of each sequence.
@@ -48,7 +50,12 @@ impl Layer {
         let rows = seqs.iter().map(|(_, n)| n).sum();
         let (q, q_bytes) = some_halves(shape.kv.half(), 1, rows * HEADS * hd, QUERY);
         let kv = some_parts(shape.kv, 2, n_pages * KV_HEADS * 2, hd);
-        Layer { shape, window, seqs: seqs.to_vec(), pages, n_pages, rows, q, q_bytes, kv }
+        Layer { shape, window, sinks: Vec::new(), seqs: seqs.to_vec(), pages, n_pages, rows, q, q_bytes, kv }
+    }
+
+    /// The same with sinks, one far below all scores and one far above them.
+    fn with_sinks(self) -> Layer {
+        Layer { sinks: vec![-100.0, 0.5, 2.0, 50.0], ..self }
     }
 
     /// A token's keys (or values) of a head, among those of its page.
@@ -75,7 +82,7 @@ impl Layer {
 
     /// Each element of the output and its allowed error. With b the KV type's roundoff, a weight is 2^x with x off by the
     /// products' roundings (δ, of sums whose terms' magnitudes add up to A), and rounded to b; sums pass n terms, rescaled by
-    /// tile, warp and split; the output is rounded.
+    /// tile, warp and split; the output is rounded. A sink is one more score, of which no product is taken.
     fn want(&self) -> Vec<(f64, f64)> {
         let hd = self.shape.head_dim;
         let scale = f64::from(self.shape.scale);
@@ -96,9 +103,11 @@ impl Layer {
                         x.push(cap.map_or(dot * scale, |c| c * (dot * scale / c).tanh()));
                         size = size.max(abs * scale);
                     }
-                    let most = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let sink = self.sinks.get(head).map(|&sink| f64::from(sink));
+                    let most = x.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
                     let w: Vec<f64> = x.iter().map(|x| (x - most).exp()).collect();
-                    let total: f64 = w.iter().sum();
+                    let total = w.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - most).exp());
+                    size = size.max(sink.map_or(0.0, f64::abs));
                     let delta = (2 * hd + 14) as f64 * U * size + 16.0 * U * cap.unwrap_or(0.0);
                     let steps = x.len().div_ceil(16) as f64 + 8.0;
                     let sums = (4.0 + 5.0 * steps + 2.0 * (x.len() as f64 + steps)) * U;
@@ -170,6 +179,12 @@ impl Lists {
     }
 }
 
+/// The sinks in the device's memory, if there are any.
+fn sinks_of(p: &Probe, layer: &Layer) -> Result<Option<Buffer>> {
+    let words: Vec<u8> = layer.sinks.iter().flat_map(|x| x.to_le_bytes()).collect();
+    if words.is_empty() { Ok(None) } else { p.up(&words).map(Some) }
+}
+
 /// Launches what a plan has, either of decode or of prefill.
 fn attend(
     p: &Probe,
@@ -185,6 +200,8 @@ fn attend(
     let lists = Lists::new(p, layer, &plan, &table)?;
     let q = p.up(&layer.q_bytes)?;
     let shape = &layer.shape;
+    let sinks = sinks_of(p, layer)?;
+    let sinks = sinks.as_ref().map_or(DevPtr::NULL, Buffer::ptr);
     if !plan.decode.is_empty() {
         let args = DecodeAttention {
             q: q.ptr(),
@@ -193,6 +210,7 @@ fn attend(
             items: lists.decode.ptr(),
             n_items: lists.counts[0].ptr(),
             max_items: plan.decode.len(),
+            sinks,
             out,
             partial,
             workspace: DecodeWorkspace::at(lists.workspace.ptr(), shape, layer.rows, plan.splits),
@@ -210,6 +228,7 @@ fn attend(
             n_items: lists.counts[1].ptr(),
             max_items: plan.prefill.len(),
             window: layer.window,
+            sinks,
             out,
             partial,
         };
@@ -241,13 +260,14 @@ fn merged(p: &Probe, layer: &Layer) -> Result<Worst> {
     for (side, part) in sides.iter().zip([(0, 64), (64, u32::MAX)]) {
         attend(p, layer, PrefillKernel::Mma, Some(part), &kv, out.ptr(), *side)?;
     }
-    let (rows, n) = (p.up(&words(&[0]))?, p.up(&words(&[1]))?);
+    let (rows, n, sinks) = (p.up(&words(&[0]))?, p.up(&words(&[1]))?, sinks_of(p, layer)?);
     let args = MergeAttention {
         here: sides[0],
         elsewhere: sides[1],
         rows: rows.ptr(),
         n_rows: n.ptr(),
         max_rows: 1,
+        sinks: sinks.as_ref().map_or(DevPtr::NULL, Buffer::ptr),
         out: out.ptr(),
     };
     merge_attention(&*p.rt, LANE, &layer.shape, &args)?;
@@ -290,8 +310,12 @@ pub fn decode(p: &mut Probe, depth: Depth) {
         }
         let layer = Layer::new(shape, window, &[(300, 1), (5, 1)]);
         p.check(&format!("decode attention, {name}"), |p| run(p, &layer, PrefillKernel::Mma));
+        if window.is_none() {
+            let layer = Layer::new(shape, None, &[(300, 1), (5, 1)]).with_sinks();
+            p.check(&format!("decode attention with sinks, {name}"), |p| run(p, &layer, PrefillKernel::Mma));
+        }
         if window.is_none() && p.has(&format!("attention_merge_{}", shape.out.name())) {
-            let layer = Layer::new(shape, None, &[(100, 1)]);
+            let layer = Layer::new(shape, None, &[(100, 1)]).with_sinks();
             p.check(&format!("merged attention, {name}"), |p| merged(p, &layer));
         }
     }
@@ -304,6 +328,10 @@ pub fn prefill(p: &mut Probe, depth: Depth) {
         for kernel in PrefillKernel::available(&*p.rt, &shape) {
             let what = format!("{}, {name}", kernel.name(&shape));
             p.check(&what, |p| run(p, &layer, kernel));
+            if window.is_none() {
+                let layer = Layer::new(shape, None, &[(45, 20), (0, 7)]).with_sinks();
+                p.check(&format!("{what}, sinks"), |p| run(p, &layer, kernel));
+            }
         }
     }
 }

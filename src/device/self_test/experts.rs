@@ -56,13 +56,13 @@ pub fn experts(p: &mut Probe, depth: Depth) {
     }
 }
 
-/// Sums of at most D/32 + 13 roundings; one more row of weights is the gate of a shared expert.
+/// Sums of at most D/32 + 14 roundings, with a bias; one more row of weights is the gate of a shared expert.
 fn logits(p: &Probe, act: Half, rows: usize) -> Result<Worst> {
     let count = 9;
-    let (w, x) = (some(1, (count + 1) * D), some(2, rows * D));
+    let (w, x, b) = (some(1, (count + 1) * D), some(2, rows * D), some(12, count));
     let x: Vec<u16> = x.iter().map(|&x| bits(act, x)).collect();
     let (router, gate_w) = (p.up(&floats(&w[..count * D]))?, p.up(&floats(&w[count * D..]))?);
-    let x_dev = p.up(&halves(&x))?;
+    let (x_dev, bias) = (p.up(&halves(&x))?, p.up(&floats(&b))?);
     let (logits, gate) = (p.out(rows * count * 4)?, p.out(rows * 4)?);
     let args = RouteArgs {
         router: router.ptr(),
@@ -72,6 +72,7 @@ fn logits(p: &Probe, act: Half, rows: usize) -> Result<Worst> {
         ldx: D,
         logits: logits.ptr(),
         gate: gate.ptr(),
+        bias: bias.ptr(),
         rows,
         experts: count,
         d: D,
@@ -81,7 +82,8 @@ fn logits(p: &Probe, act: Half, rows: usize) -> Result<Worst> {
         let (w, x) = (&w[e * D..][..D], &x[row * D..][..D]);
         let parts = w.iter().zip(x).map(|(&w, &x)| f64::from(w) * value(act, x));
         let (sum, size) = parts.fold((0.0, 0.0), |(sum, size), part| (sum + part, size + part.abs()));
-        (sum, (D as f64 / 32.0 + 13.0) * U * size)
+        let b = b.get(e).map_or(0.0, |&b| f64::from(b));
+        (sum + b, (D as f64 / 32.0 + 14.0) * U * (size + b.abs()))
     };
     let all = Worst::of(&p.floats(&logits)?, (0..rows * count).map(|i| sum(i / count, i % count)));
     Ok(all.max(Worst::of(&p.floats(&gate)?, (0..rows).map(|row| sum(row, count)))))
@@ -242,7 +244,15 @@ fn products(p: &mut Probe, act: Half, dtype: DType) {
             }
         }
     }
-    let w = ExpertMatrices { ptr: DevPtr::NULL, stride: weights.len() / slots, matrix };
+    // Behind each matrix its bias.
+    let (at, biases) = (weights.len() / slots, some(13, slots * n));
+    let stride = (at + 4 * n).next_multiple_of(16);
+    let mut both = vec![0; slots * stride];
+    for (slot, to) in both.chunks_exact_mut(stride).enumerate() {
+        to[..at].copy_from_slice(&weights[slot * at..][..at]);
+        to[at..at + 4 * n].copy_from_slice(&floats(&biases[slot * n..][..n]));
+    }
+    let w = ExpertMatrices { ptr: DevPtr::NULL, bias: DevPtr::NULL, stride, matrix };
     let most = most_tokens(p.rt.info(), &matrix);
     for tokens in [4, 8, 16, 32, 64].into_iter().filter(|&tokens| tokens <= most) {
         // Slot 1 first, of one row; then slot 0, of more than a group.
@@ -270,14 +280,16 @@ fn products(p: &mut Probe, act: Half, dtype: DType) {
         let mut groups = vec![1, 0, 1, 0, 0, 1, tokens as u32, 0, 0, 1 + tokens as u32, 1, 0];
         groups.resize(group_capacity(places, slots, tokens) * GROUP_BYTES / 4, 0);
         p.check(&format!("{kernel} of groups of 1 and {tokens}"), |p| {
-            let (weights, x_dev, groups) = (p.up(&weights)?, p.up(&halves(&x))?, p.up(&words(&groups))?);
+            let (weights, x_dev, groups) = (p.up(&both)?, p.up(&halves(&x))?, p.up(&words(&groups))?);
             let y = p.out(places * n * 4)?;
-            (args.w.ptr, args.x, args.y, args.groups) = (weights.ptr(), x_dev.ptr(), y.ptr(), groups.ptr());
+            (args.w.ptr, args.w.bias) = (weights.ptr(), weights.ptr().add(at));
+            (args.x, args.y, args.groups) = (x_dev.ptr(), y.ptr(), groups.ptr());
             experts_product(&*p.rt, LANE, &args)?;
-            // As products of one matrix: k + 64 additions at most, in which tensor cores may truncate.
+            // As products of one matrix: k + 64 additions at most, in which tensor cores may truncate, and the bias.
             let want = |i: usize| {
                 let (place, row) = (i / n, i % n + if i / n == 0 { n } else { 0 });
-                let (mut sum, mut size) = (0.0, 0.0);
+                let mut sum = f64::from(biases[row]);
+                let mut size = sum.abs();
                 for (w, &x) in values[row * k..][..k].iter().zip(&x[place * k..]) {
                     let x = value(act, x);
                     sum += w * x;

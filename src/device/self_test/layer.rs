@@ -153,7 +153,7 @@ pub fn activation(p: &mut Probe, depth: Depth) {
         kinds.push(Activation::Ffn(Ffn::SwiGlu, act));
         kinds.push(Activation::Cast(act));
         if depth == Depth::Full {
-            kinds.extend([Activation::Ffn(Ffn::GeGlu, act), Activation::Ffn(Ffn::Relu, act)]);
+            kinds.extend([Ffn::GeGlu, Ffn::Relu, Ffn::ClampedSwiGlu].map(|ffn| Activation::Ffn(ffn, act)));
         }
     }
     for kind in kinds {
@@ -195,7 +195,10 @@ fn activated(p: &Probe, kind: Activation) -> Result<Worst> {
                 Activation::Ffn(Ffn::SwiGlu, _) => g / (1.0 + (-g).exp()) * u,
                 Activation::Ffn(Ffn::GeGlu, _) => 0.5 * g * (1.0 + inner.tanh()) * u,
                 Activation::Ffn(Ffn::Relu, _) => g.max(0.0),
-                Activation::Ffn(Ffn::ClampedSwiGlu, _) => unreachable!("no kernel of it is tested"),
+                Activation::Ffn(Ffn::ClampedSwiGlu, _) => {
+                    let g = g.min(7.0);
+                    g / (1.0 + (-1.702 * g).exp()) * (u.clamp(-7.0, 7.0) + 1.0)
+                }
                 Activation::Cast(_) | Activation::AddBias => g,
             };
             // The argument's roundings, its function's few ulps, and products: relative to what enters.

@@ -9,13 +9,11 @@ use crate::simd::attention::AttnOut;
 use crate::simd::linear::{Out, linear_rows};
 use crate::tensor::{Rows, RowsMut};
 
-impl Layer {
-    /// The destination of its attention over all tokens, which its sinks join.
-    pub fn whole<'a>(&'a self, out: RowsMut<'a>) -> AttnOut<'a> {
-        match &self.sinks {
-            None => AttnOut::Whole(out),
-            Some(sinks) => AttnOut::WithSinks(out, sinks),
-        }
+/// The destination of attention over all tokens, which a layer's sinks join.
+pub(in crate::engine) fn whole<'a>(out: RowsMut<'a>, sinks: Option<&'a [f32]>) -> AttnOut<'a> {
+    match sinks {
+        None => AttnOut::Whole(out),
+        Some(sinks) => AttnOut::WithSinks(out, sinks),
     }
 }
 
@@ -32,7 +30,7 @@ impl HostContext<'_> {
         kv: &LayerKv<'_>,
         rows: Range<usize>,
     ) {
-        let out = layer.whole(ws.attn.view_mut(rows.clone()));
+        let out = whole(ws.attn.view_mut(rows.clone()), layer.sinks.as_deref());
         self.attend_rows(step, layer.windowed, kv, rows.clone(), ws.q.view(rows), out);
     }
 
@@ -41,7 +39,7 @@ impl HostContext<'_> {
     ///
     /// # Panics
     /// If `rows` are not rows of the step, `q` or `out` has fewer, the step's pages end before the tokens, or the model has sinks that
-    /// `out` lacks ([`Layer::whole`]).
+    /// whole rows lack.
     pub fn attend_rows(
         &self,
         step: &mut HostStep,
@@ -52,8 +50,16 @@ impl HostContext<'_> {
         out: AttnOut<'_>,
     ) {
         check_rows(step, &rows);
-        let with_sinks = matches!(out, AttnOut::WithSinks(..));
-        assert!(self.model.spec.sinks == with_sinks, "attention without the sinks of its model");
+        // Parts are merged elsewhere, where sinks join.
+        let sinks = match out {
+            AttnOut::Whole(_) => Some(false),
+            AttnOut::WithSinks(..) => Some(true),
+            AttnOut::Partial(_) => None,
+        };
+        assert!(
+            sinks.is_none_or(|with| with == self.model.spec.sinks),
+            "attention without the sinks of its model"
+        );
         let plan = step.plan(self.host, windowed, rows);
         plan.run_rows(self.pool, self.host.isa, kv, q, out);
     }

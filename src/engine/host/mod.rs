@@ -50,6 +50,7 @@ use crate::simd::linear::Mode;
 use crate::simd::tuning::Tuning;
 use crate::simd::{Isa, Kernels};
 
+pub(super) use self::attend::whole;
 pub(super) use self::choices::count_choices;
 pub use self::residual::Residual;
 use self::rope::RopeCache;

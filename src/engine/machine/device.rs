@@ -10,17 +10,17 @@ use super::parts::PartMail;
 use crate::Result;
 use crate::cache::{self, PAGE_TOKENS};
 use crate::device::{
-    Accelerator, Buffer, DevPtr, EmbedWeight, Lane, LayerPages, LayerWeights, Limits, LinearWeight, Mailbox,
-    NormWeight, PageMove, PartialRows, Pinned, Publish, Published, Residual, RowBytes, Runtime, Shape, Step,
-    StepContext, Workspace,
+    Accelerator, AttnTables, Buffer, DevPtr, EmbedWeight, Lane, LayerPages, LayerWeights, Limits,
+    LinearWeight, Mailbox, NormWeight, PageMove, PartialRows, Pinned, Publish, Published, Residual, RowBytes,
+    Runtime, Shape, Step, StepContext, Workspace,
 };
 use crate::engine::weights::{LayerImage, LayerLayout, LayerStream};
 use crate::program::{Kind, Op, Part, Sublayer, Unit};
 
 /// A layer's weights on the device.
 pub(super) enum Weights {
-    /// Not on the device. Attention over its pages still needs the layer's layout and RoPE tables.
-    Absent(Box<LayerLayout>, [DevPtr; 2]),
+    /// Not on the device. Attention over its pages still needs the layer's layout and tables.
+    Absent(Box<LayerLayout>, AttnTables),
     /// In the device's memory.
     Resident(LayerWeights),
     /// In pinned host memory, fetched to a staging buffer; with the parts that stay on the device.
@@ -42,8 +42,8 @@ impl Weights {
 /// The parts of a streamed layer that are always on the device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Staying {
-    /// Tables of RoPE.
-    pub rope: [DevPtr; 2],
+    /// Tables of its attention.
+    pub tables: AttnTables,
     /// Norms of the outputs of attention and feed-forward (NULL without). The next layer applies the latter, when this
     /// layer's staging buffer may already hold another layer.
     pub post: [DevPtr; 2],
@@ -143,13 +143,13 @@ impl DeviceHalf {
             Weights::Resident(w) => Ok(w.clone()),
             Weights::StreamedExperts(w, _) => Ok(LayerWeights::clone(w)),
             // No operation reads weights of such a layer on the device.
-            Weights::Absent(layout, rope) => Ok(layout.at(DevPtr::NULL, *rope)),
+            Weights::Absent(layout, tables) => Ok(layout.at(DevPtr::NULL, *tables)),
             Weights::Streamed(image, staying) if self.fetched.contains(&layer) => {
                 let stream = self.stream.as_mut().expect("staging buffers for streamed layers");
-                Ok(staying.with(stream.acquire(&image.layout, staying.rope)?))
+                Ok(staying.with(stream.acquire(&image.layout, staying.tables)?))
             }
             // Only attention uses this layer.
-            Weights::Streamed(image, staying) => Ok(image.layout.at(DevPtr::NULL, staying.rope)),
+            Weights::Streamed(image, staying) => Ok(image.layout.at(DevPtr::NULL, staying.tables)),
         }
     }
 
@@ -158,7 +158,7 @@ impl DeviceHalf {
         match &self.layers[layer] {
             Weights::StreamedExperts(w, image) => {
                 let stream = self.stream.as_mut().expect("staging buffers for streamed layers");
-                let staged = stream.acquire(&image.layout, w.rope)?;
+                let staged = stream.acquire(&image.layout, w.tables)?;
                 Ok(LayerWeights { ffn: staged.ffn, ..LayerWeights::clone(w) })
             }
             _ => self.weights(layer),
@@ -265,7 +265,8 @@ impl DeviceHalf {
                     true => part.parts.as_ref().map(|p| p.on_device(&shape)),
                     false => part.far_stream.as_ref().map(|f| f.partial),
                 };
-                accel.merge(&cx, &other.expect("memory for attention in parts was planned"), rows)
+                let other = other.expect("memory for attention in parts was planned");
+                accel.merge(&cx, &self.weights(l)?, &other, rows)
             }
             Kind::Collect => accel.collect(&cx, self.parts[b].mailbox(), rows),
             Kind::OutProj => accel.out_proj(&cx, &self.weights(l)?, rows),

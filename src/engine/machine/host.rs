@@ -10,7 +10,7 @@ use crate::Result;
 use crate::cache::{LayerKv, PAGE_TOKENS, PagePool};
 use crate::device::{Mailbox, Shape};
 use crate::engine::divided::Divided;
-use crate::engine::host::{Host, HostSeq, HostStep, HostWorkspace, Residual, count_choices};
+use crate::engine::host::{Host, HostSeq, HostStep, HostWorkspace, Residual, count_choices, whole};
 use crate::engine::options::Options;
 use crate::engine::prepare::Prepared;
 use crate::host::Pool;
@@ -251,11 +251,7 @@ impl HostHalf {
                     return cx.attend_rows(step, windowed, &pages(), rows, q, AttnOut::Partial(out));
                 }
                 let out = ws.attn.view_mut(rows.clone());
-                // The host attends for a device's layers, too, whose weights it does not have. None of these has sinks.
-                let out = match model.layer_if(l) {
-                    Some(layer) => layer.whole(out),
-                    None => AttnOut::Whole(out),
-                };
+                let out = whole(out, model.sinks(l));
                 cx.attend_rows(step, windowed, &pages(), rows.clone(), q, out);
                 if to_mailbox {
                     // SAFETY: the machine has waited for the collection of what was there, and the device collects after this.

@@ -31,16 +31,16 @@ pub(super) fn device(
 ) -> Result<DeviceHalf> {
     let runtime = accel.runtime().clone();
     let mut upload = Upload::new(accel, spec, weights, sizes.shape.act, pool, progress);
-    let rope = upload.rope(options.context)?;
+    let tables = upload.tables(options.context)?;
     if let Some(node) = &options.weights_node {
         node.check(sizes.staged(placement).map(|bytes| bytes as u64).sum())?;
     }
     let mut layers = Vec::with_capacity(spec.n_layers);
     let mut bytes_per_step = 0;
     for (layer, layout) in sizes.layouts(placement) {
-        let rope = rope[usize::from(layout.windowed())];
+        let tables = tables[layout.layer];
         layers.push(match layer.weights {
-            Residence::Host => LayerOnDevice::Absent(Box::new(layout.clone()), rope),
+            Residence::Host => LayerOnDevice::Absent(Box::new(layout.clone()), tables),
             Residence::Device | Residence::Both => {
                 let divided = Divided::of(spec, placement, options.router.as_deref(), layout.layer);
                 let some = divided
@@ -50,10 +50,10 @@ pub(super) fn device(
                     .transpose()?;
                 let layout = some.as_ref().unwrap_or(layout);
                 bytes_per_step += layout.matrix_bytes(spec);
-                LayerOnDevice::Resident(layout.at(upload.layer(layout)?, rope))
+                LayerOnDevice::Resident(layout.at(upload.layer(layout)?, tables))
             }
             Residence::Streamed => {
-                let staying = Staying { rope, post: upload.post_norms(layout.layer)? };
+                let staying = Staying { tables, post: upload.post_norms(layout.layer)? };
                 let image = LayerImage::on(layout.clone(), &upload.source(), options.weights_node.as_ref())?;
                 LayerOnDevice::Streamed(image, staying)
             }
@@ -61,7 +61,7 @@ pub(super) fn device(
                 bytes_per_step += layout.matrix_bytes(spec);
                 let experts = sizes.feed_forward(layout.layer);
                 let image = LayerImage::on(experts, &upload.source(), options.weights_node.as_ref())?;
-                LayerOnDevice::StreamedExperts(Box::new(layout.at(upload.layer(layout)?, rope)), image)
+                LayerOnDevice::StreamedExperts(Box::new(layout.at(upload.layer(layout)?, tables)), image)
             }
         });
     }

@@ -15,8 +15,8 @@ use crate::engine::memory::Memory;
 use crate::engine::options::{LOGIT_ROWS, Options};
 use crate::engine::prepare::{Prepared, Units};
 use crate::engine::weights::{
-    LayerLayout, activation_type, embedding_bytes, head_bytes, linear_shapes, post_norm_bytes, rope_bytes,
-    separate_gate_up,
+    LayerLayout, activation_type, embedding_bytes, head_bytes, linear_shapes, post_norm_bytes,
+    separate_gate_up, table_bytes,
 };
 use crate::model::{ModelSpec, Weights};
 use crate::program::{Far, LayerPlacement, Phase, Placement, Policy, Residence, Side, Sublayer};
@@ -57,7 +57,8 @@ pub struct Sizes {
     head: u64,
     /// Bytes of the embedding, without and with a head on the same side.
     embedding: [u64; 2],
-    rope: u64,
+    /// Tables that attention reads beside the layers' images.
+    tables: u64,
     /// Bytes of a streamed layer that stay on the device.
     post_norms: u64,
     /// Bytes of the activations: without rows of experts, with them, and with those of layers whose experts are divided.
@@ -141,7 +142,7 @@ impl Sizes {
                 embedding_bytes(accel, spec, weights, act, false)?,
                 embedding_bytes(accel, spec, weights, act, true)?,
             ],
-            rope: rope_bytes(spec, options.context),
+            tables: table_bytes(spec, options.context),
             post_norms: post_norm_bytes(spec),
             activations: [
                 &Shape { experts: None, ..shape.clone() },
@@ -219,9 +220,9 @@ impl Sizes {
         Shape { experts, ..self.shape.clone() }
     }
 
-    /// Whether the device computes all feed-forwards, and attention.
+    /// Whether the device computes all feed-forwards.
     pub fn computes_experts(&self) -> bool {
-        self.layouts.iter().all(|l| l.elsewhere().is_none() && !l.has_sinks())
+        self.layouts.iter().all(|l| l.elsewhere().is_none())
     }
 
     /// Whether a layer's feed-forward is a mixture of experts.
@@ -358,7 +359,7 @@ impl Sizes {
     /// Bytes on the device, if pages that have left may be streamed, or may not.
     pub(super) fn device_if(&self, placement: &Placement, streams: bool) -> DeviceBytes {
         let takes = |bytes: u64| takes(self.granule, bytes);
-        let mut weights = takes(self.rope);
+        let mut weights = takes(self.tables);
         let (embeds, heads) = (placement.embedding == Side::Device, placement.head == Side::Device);
         if embeds {
             weights += takes(self.embedding[usize::from(heads)]);
@@ -458,14 +459,6 @@ impl Sizes {
                 return Err(Error::usage(format!(
                     "layer {}: {} of {count} experts on the device, and the others on the host",
                     layout.layer, layer.device_experts
-                )));
-            }
-            let attends = |p: &Policy| p.side(Sublayer::Scores) == Side::Device;
-            if layout.has_sinks() && [layer.prefill, layer.decode].iter().any(attends) {
-                return Err(Error::Unsupported(format!(
-                    "layer {} on a device: attention with sinks, which run on the CPU only for now; use `strategy` cpu-moe, which \
-                     leaves it there, or `device` cpu",
-                    layout.layer
                 )));
             }
             let whole = &self.layouts[layout.layer];

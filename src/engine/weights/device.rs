@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::layer::{LayerLayout, LayerSource};
 use super::matrix::{Matrix, head_name, shares_table, tensor};
 use crate::Result;
-use crate::device::{Accelerator, Buffer, DevPtr, EmbedWeight, Lane, LinearWeight, NormWeight};
+use crate::device::{Accelerator, AttnTables, Buffer, DevPtr, EmbedWeight, Lane, LinearWeight, NormWeight};
 use crate::host::Pool;
 use crate::model::{Block, ModelSpec, Norm, NormSpec, Position, Weights, tensor_name};
 use crate::rope::RopeTable;
@@ -56,11 +56,12 @@ pub fn embedding_bytes(
     Ok(positions + if shared { 0 } else { rounded(table.data.len()) })
 }
 
-/// Bytes of the RoPE tables.
-pub fn rope_bytes(spec: &ModelSpec, context: usize) -> u64 {
-    let Position::Rope(r) = &spec.position else { return 0 };
+/// Bytes of [`Upload::tables`].
+pub fn table_bytes(spec: &ModelSpec, context: usize) -> u64 {
+    let sinks = if spec.sinks { rounded(4 * spec.n_layers * spec.n_heads) } else { 0 };
+    let Position::Rope(r) = &spec.position else { return sinks };
     let tables = if r.local_theta.is_some() { 4 } else { 2 };
-    tables * rounded(4 * (r.dim / 2) * context)
+    tables * rounded(4 * (r.dim / 2) * context) + sinks
 }
 
 /// Bytes that [`Upload::post_norms`] will take for a layer.
@@ -130,12 +131,34 @@ impl<'a> Upload<'a> {
         self.floats(&v)
     }
 
-    /// Uploads RoPE tables for positions below `context`: for layers without the model's window, and for layers with
-    /// it. NULL with learned positions.
+    /// Uploads what attention reads beside the layers' images: tables of RoPE for positions below `context`, which layers share, and the
+    /// sinks of each. Returns those of each layer.
     ///
     /// # Errors
-    /// If the device lacks memory or has failed.
-    pub fn rope(&mut self, context: usize) -> Result<[[DevPtr; 2]; 2]> {
+    /// If a layer's sinks are missing, or the device lacks memory or has failed.
+    pub fn tables(&mut self, context: usize) -> Result<Vec<AttnTables>> {
+        let (rope, sinks, spec) = (self.rope(context)?, self.sinks()?, self.spec);
+        let of = |layer: usize| AttnTables {
+            rope: rope[usize::from(spec.window_of(layer).is_some())],
+            sinks: if sinks.is_null() { sinks } else { sinks.add(4 * spec.n_heads * layer) },
+        };
+        Ok((0..spec.n_layers).map(of).collect())
+    }
+
+    /// The sinks of all layers, one after the other; NULL without sinks.
+    fn sinks(&mut self) -> Result<DevPtr> {
+        let mut all: Vec<f32> = Vec::new();
+        for layer in 0..self.spec.n_layers {
+            let Some(sinks) = Block::of(self.spec, layer).sinks else { return Ok(DevPtr::NULL) };
+            let name = tensor_name(layer, sinks.name, "weight");
+            tensor(self.source.weights, &name)?;
+            all.extend(self.source.weights.floats(&name, sinks.width)?.unwrap_or_default());
+        }
+        self.floats(&all)
+    }
+
+    /// Tables of RoPE for layers without the model's window, and for layers with it. NULL with learned positions.
+    fn rope(&mut self, context: usize) -> Result<[[DevPtr; 2]; 2]> {
         let Position::Rope(rope) = &self.spec.position else { return Ok([[DevPtr::NULL; 2]; 2]) };
         let mut tables = |table: &RopeTable| -> Result<[DevPtr; 2]> {
             let half = table.pairs();

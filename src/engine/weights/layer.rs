@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use super::matrix::{ExpertMatrices, FfnMatrices, LayerMatrices, Matrix, Pair, tensor};
 use crate::device::{
-    Accelerator, DevPtr, ExpertWeights, FeedForward, FfnWeights, LayerWeights, LinearWeight, NormWeight,
-    UpWeight,
+    Accelerator, AttnTables, DevPtr, ExpertWeights, FeedForward, FfnWeights, LayerWeights, LinearWeight,
+    NormWeight, UpWeight,
 };
 use crate::engine::divided::Divided;
 use crate::host::Pool;
-use crate::model::{self, Block, Mixture, ModelSpec, NormSpec, Weights, tensor_name};
+use crate::model::{self, Bias, Block, Mixture, ModelSpec, NormSpec, Weights, tensor_name};
 use crate::tensor::Half;
 use crate::{Error, Result};
 
@@ -28,6 +28,8 @@ enum Content {
     Packed(Matrix),
     /// Consecutive vectors of f32; zeros for a name that the model does not have.
     Floats(Vec<(String, usize)>),
+    /// The biases of a gate and its up in one, in the order of their rows.
+    GateUpBias(Matrix),
     /// Numbers.
     Words(Vec<u32>),
 }
@@ -69,6 +71,20 @@ impl Piece {
                 }
                 Ok(0)
             }
+            Content::GateUpBias(m) => {
+                let n = self.bytes / size_of::<f32>();
+                let mut parts = Vec::with_capacity(2);
+                for name in &m.names {
+                    let name = format!("{name}.bias");
+                    let found = source.weights.floats(&name, n / 2)?;
+                    parts.push(found.ok_or_else(|| Error::format(name, "missing from the model"))?);
+                }
+                for (i, to) in out.chunks_exact_mut(4).enumerate() {
+                    let (is_up, row) = source.accel.gate_up_row(i, n);
+                    to.copy_from_slice(&parts[usize::from(is_up)][row].to_le_bytes());
+                }
+                Ok(0)
+            }
             Content::Words(words) => {
                 for (to, x) in out.chunks_exact_mut(4).zip(words) {
                     to.copy_from_slice(&x.to_le_bytes());
@@ -105,8 +121,6 @@ pub struct LayerLayout {
     pub layer: usize,
     /// Bytes of an image.
     pub bytes: usize,
-    /// Whether its attention has sinks, which no device computes.
-    sinks: bool,
     /// Why the device does not compute its feed-forward, if so.
     elsewhere: Option<String>,
     /// Disjoint pieces, ascending.
@@ -165,20 +179,24 @@ impl Placing<'_> {
         norm.as_ref().map_or(Ok(DevPtr::NULL), |n| self.required(n.name, "weight", n.width))
     }
 
+    /// Places a matrix, then its bias, if it may have one.
     fn matrix(&mut self, m: &Matrix, biased: bool) -> Result<LinearWeight> {
         let (bytes, dtype, n, k) = m.with_source(self.weights, |s| {
             Ok((self.accel.packed_bytes(s, self.act)?, s.dtype(), s.n(), s.k()))
         })?;
         let ptr = self.place(bytes, Content::Packed(m.clone()));
         let bias = match biased {
-            true => self.floats(vec![(format!("{}.bias", m.names[0]), n)]),
-            false => DevPtr::NULL,
+            true if m.gate_up && self.weights.get(&format!("{}.bias", m.names[0])).is_some() => {
+                self.place(4 * n, Content::GateUpBias(m.clone()))
+            }
+            true if !m.gate_up => self.floats(vec![(format!("{}.bias", m.names[0]), n)]),
+            _ => DevPtr::NULL,
         };
         Ok(LinearWeight { ptr, dtype, n, k, bias })
     }
 
     fn pair(&mut self, (ups, down): &Pair) -> Result<FfnWeights> {
-        let packed = ups.iter().map(|m| self.matrix(m, !m.gate_up)).collect::<Result<Vec<_>>>()?;
+        let packed = ups.iter().map(|m| self.matrix(m, true)).collect::<Result<Vec<_>>>()?;
         let up = match (&packed[..], &ups[..]) {
             ([w], [m]) if m.gate_up => UpWeight::GateUp(*w),
             ([w], _) => UpWeight::Plain(*w),
@@ -187,16 +205,18 @@ impl Placing<'_> {
         Ok(FfnWeights { up, down: self.matrix(down, true)? })
     }
 
-    /// Places matrices of one size and type one after the other: the first, and bytes from each to the next.
+    /// Places matrices of one size and type one after the other, each with its bias: the first, and bytes from each to the next.
     fn alike(&mut self, matrices: &[Matrix]) -> Result<(LinearWeight, usize)> {
         let mut placed = Vec::with_capacity(matrices.len());
         for m in matrices {
-            placed.push(self.matrix(m, false)?);
+            placed.push(self.matrix(m, true)?);
         }
         let first = placed[0];
         let stride = placed.get(1).map_or(0, |next| (next.ptr.0 - first.ptr.0) as usize);
         for (e, w) in placed.iter().enumerate() {
-            assert_eq!((w.dtype, w.ptr), (first.dtype, first.ptr.add(e * stride)), "experts are alike");
+            let bias = if first.bias.is_null() { first.bias } else { first.bias.add(e * stride) };
+            let want = (first.dtype, first.ptr.add(e * stride), bias);
+            assert_eq!((w.dtype, w.ptr, w.bias), want, "experts are alike");
         }
         Ok((first, stride))
     }
@@ -209,8 +229,12 @@ impl Placing<'_> {
         divided: Option<&Divided>,
     ) -> Result<ExpertWeights> {
         let here = divided.map(|of| &of.on_device[..]);
-        let router = &mixture.router;
-        let router = self.required(router.name, "weight", router.rows * router.cols)?;
+        let of = &mixture.router;
+        let router = self.required(of.name, "weight", of.rows * of.cols)?;
+        let router_bias = match of.bias {
+            Bias::Required => self.required(of.name, "bias", of.rows)?,
+            Bias::Never | Bias::Optional => DevPtr::NULL,
+        };
         let some = |all: &[Matrix]| match here {
             None => all.to_vec(),
             Some(here) => here.iter().map(|&e| all[e as usize].clone()).collect(),
@@ -230,7 +254,7 @@ impl Placing<'_> {
         });
         let here = here.map_or(matrices.ups.len(), <[u32]>::len);
         let uses = divided.map_or(self.used as f64, |of| of.uses);
-        Ok(ExpertWeights { router, up, up_stride, down, down_stride, shared, here, uses, slots })
+        Ok(ExpertWeights { router, router_bias, up, up_stride, down, down_stride, shared, here, uses, slots })
     }
 
     fn feed_forward(
@@ -262,7 +286,7 @@ impl LayerLayout {
         layer: usize,
         act: Half,
     ) -> Result<LayerLayout> {
-        let matrices = LayerMatrices::new(accel, spec, &Block::of(spec, layer), weights, layer)?;
+        let matrices = LayerMatrices::new(accel, &Block::of(spec, layer), weights, layer)?;
         LayerLayout::of(accel, spec, weights, layer, act, matrices, None)
     }
 
@@ -278,7 +302,7 @@ impl LayerLayout {
         act: Half,
         of: &Divided,
     ) -> Result<LayerLayout> {
-        let matrices = LayerMatrices::new(accel, spec, &Block::of(spec, layer), weights, layer)?;
+        let matrices = LayerMatrices::new(accel, &Block::of(spec, layer), weights, layer)?;
         LayerLayout::of(accel, spec, weights, layer, act, matrices, Some(of))
     }
 
@@ -293,7 +317,7 @@ impl LayerLayout {
         layer: usize,
         act: Half,
     ) -> Result<LayerLayout> {
-        let mut matrices = LayerMatrices::new(accel, spec, &Block::of(spec, layer), weights, layer)?;
+        let mut matrices = LayerMatrices::new(accel, &Block::of(spec, layer), weights, layer)?;
         if spec.experts_of(layer).is_some() {
             matrices.ffn = FfnMatrices::Elsewhere("experts that the host computes".to_owned());
         }
@@ -336,14 +360,13 @@ impl LayerLayout {
             ffn,
             post_ffn,
             windowed: spec.window_of(layer).is_some(),
-            rope: [DevPtr::NULL; 2],
+            tables: AttnTables::default(),
         };
-        let sinks = block.sinks.is_some();
         let elsewhere = match matrices.ffn {
             FfnMatrices::Elsewhere(why) => Some(why),
             FfnMatrices::Dense(_) | FfnMatrices::Experts(_) => None,
         };
-        Ok(LayerLayout { layer, bytes: p.next, sinks, elsewhere, pieces: p.pieces, ffn: of_ffn, at_origin })
+        Ok(LayerLayout { layer, bytes: p.next, elsewhere, pieces: p.pieces, ffn: of_ffn, at_origin })
     }
 
     /// The layout of its feed-forward alone.
@@ -354,7 +377,6 @@ impl LayerLayout {
         LayerLayout {
             layer: self.layer,
             bytes: end - start,
-            sinks: false,
             elsewhere: self.elsewhere.clone(),
             pieces: here.map(|p| Piece { at: p.at - start, ..p.clone() }).collect(),
             ffn: 0..end - start,
@@ -370,7 +392,7 @@ impl LayerLayout {
                 ffn: self.at_origin.ffn.moved(ORIGIN.add(start), ORIGIN),
                 post_ffn: DevPtr::NULL,
                 windowed: self.at_origin.windowed,
-                rope: [DevPtr::NULL; 2],
+                tables: AttnTables::default(),
             },
         }
     }
@@ -380,19 +402,14 @@ impl LayerLayout {
         self.ffn.len()
     }
 
-    /// The weights of an image at `base`, with these tables of RoPE, which all layers share.
-    pub fn at(&self, base: DevPtr, rope: [DevPtr; 2]) -> LayerWeights {
-        LayerWeights { rope, ..self.at_origin.moved(ORIGIN, base) }
+    /// The weights of an image at `base`, with these tables of its attention.
+    pub fn at(&self, base: DevPtr, tables: AttnTables) -> LayerWeights {
+        LayerWeights { tables, ..self.at_origin.moved(ORIGIN, base) }
     }
 
     /// Whether the layer's attention has the model's window (and with it the tables of windowed layers).
     pub fn windowed(&self) -> bool {
         self.at_origin.windowed
-    }
-
-    /// Whether its attention has sinks, which no device computes.
-    pub fn has_sinks(&self) -> bool {
-        self.sinks
     }
 
     /// Why the device does not compute its feed-forward, if so: it has none of the matrices.
@@ -416,7 +433,12 @@ impl LayerLayout {
         let all: u64 = self.pieces.iter().filter(|p| p.is_matrix()).map(|p| p.bytes as u64).sum();
         match (&self.at_origin.ffn, spec.experts_of(self.layer)) {
             (FeedForward::Experts(w), Some(e)) => {
-                let one = (w.up_stride + w.down_stride) as u64;
+                // A single one is counted whole.
+                let of_one = |w: &LinearWeight, stride: usize| match w.bias.is_null() || stride == 0 {
+                    true => stride,
+                    false => stride - (4 * w.n).next_multiple_of(ALIGN),
+                };
+                let one = (of_one(&w.up, w.up_stride) + of_one(&w.down, w.down_stride)) as u64;
                 let router = 4 * (e.count * spec.d_model) as u64;
                 all - w.here as u64 * one + (w.uses * one as f64) as u64 + router
             }

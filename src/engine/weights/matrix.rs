@@ -1,7 +1,7 @@
 //! The matrices of a model as an accelerator multiplies them: which tensors are packed together.
 
 use crate::device::{Accelerator, DevPtr, LinearSource, LinearWeight};
-use crate::model::{Block, Experts, FeedForward, MatrixSpec, Mlp, ModelSpec, Position, Weights};
+use crate::model::{Block, FeedForward, MatrixSpec, Mlp, ModelSpec, Position, Weights};
 use crate::tensor::{DType, Half, Tensor};
 use crate::{Error, Result};
 
@@ -102,7 +102,6 @@ impl LayerMatrices {
     /// A tensor is missing.
     pub fn new(
         accel: &dyn Accelerator,
-        spec: &ModelSpec,
         block: &Block,
         weights: &Weights,
         layer: usize,
@@ -117,17 +116,17 @@ impl LayerMatrices {
             }
         }
         let biased = |m: &MatrixSpec| weights.get(&m.tensor(layer, "bias")).is_some();
-        let up = |ffn: &Mlp| match &ffn.gate {
+        // `fuses`: whether a product of gate and up in one may have a bias.
+        let up = |ffn: &Mlp, fuses: bool| match &ffn.gate {
             None => Ok(vec![Matrix::of(layer, &ffn.up)]),
             Some(gate) => {
                 let (mut of_gate, up, both) = (
                     Matrix::of(layer, gate),
                     Matrix::of(layer, &ffn.up),
-                    // Rows interleave by eight; other widths, mixed dtypes and biases need separate products.
+                    // Rows interleave by eight; other widths and mixed dtypes need separate products.
                     dtype(gate)? == dtype(&ffn.up)?
                         && ffn.up.rows.is_multiple_of(8)
-                        && !biased(gate)
-                        && !biased(&ffn.up),
+                        && (fuses || !biased(gate) && !biased(&ffn.up)),
                 );
                 Ok(if both {
                     of_gate.names.extend(up.names);
@@ -138,12 +137,9 @@ impl LayerMatrices {
             }
         };
         let ffn = match &block.ffn {
-            FeedForward::Dense(mlp) => FfnMatrices::Dense((up(mlp)?, Matrix::of(layer, &mlp.down))),
-            FeedForward::Experts(_) if !spec.experts.as_ref().is_some_and(Experts::on_devices) => {
-                FfnMatrices::Elsewhere("experts with biases".to_owned())
-            }
+            FeedForward::Dense(mlp) => FfnMatrices::Dense((up(mlp, false)?, Matrix::of(layer, &mlp.down))),
             FeedForward::Experts(mixture) => {
-                let pair = |mlp: &Mlp| Ok::<_, Error>((up(mlp)?, Matrix::of(layer, &mlp.down)));
+                let pair = |mlp: &Mlp| Ok::<_, Error>((up(mlp, true)?, Matrix::of(layer, &mlp.down)));
                 let types = |mlp: &Mlp| Ok::<_, Error>([dtype(&mlp.up)?, dtype(&mlp.down)?]);
                 let first = mixture.experts.first().map(types).transpose()?;
                 let (mut ups, mut downs, mut alike) = (Vec::new(), Vec::new(), true);
@@ -192,7 +188,7 @@ pub(super) fn shares_table(accel: &dyn Accelerator, spec: &ModelSpec, table: &Te
 pub fn separate_gate_up(accel: &dyn Accelerator, spec: &ModelSpec, weights: &Weights) -> Result<bool> {
     for layer in 0..spec.n_layers {
         let block = Block::of(spec, layer);
-        if let FfnMatrices::Dense((up, _)) = LayerMatrices::new(accel, spec, &block, weights, layer)?.ffn
+        if let FfnMatrices::Dense((up, _)) = LayerMatrices::new(accel, &block, weights, layer)?.ffn
             && up.len() > 1
         {
             return Ok(true);
@@ -205,7 +201,7 @@ fn matrices(accel: &dyn Accelerator, spec: &ModelSpec, weights: &Weights) -> Res
     let mut all = Vec::new();
     for layer in 0..spec.n_layers {
         let block = Block::of(spec, layer);
-        all.extend(LayerMatrices::new(accel, spec, &block, weights, layer)?.all());
+        all.extend(LayerMatrices::new(accel, &block, weights, layer)?.all());
     }
     all.push(Matrix::one(head_name(spec).to_string()));
     Ok(all)

@@ -14,7 +14,7 @@ mod layer;
 mod matrix;
 mod stream;
 
-pub use device::{Upload, embedding_bytes, head_bytes, head_matrix_bytes, post_norm_bytes, rope_bytes};
+pub use device::{Upload, embedding_bytes, head_bytes, head_matrix_bytes, post_norm_bytes, table_bytes};
 pub use layer::{LayerLayout, LayerSource};
 pub use matrix::{activation_type, linear_shapes, separate_gate_up};
 pub use stream::{LayerImage, LayerStream};

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use super::layer::{LayerLayout, LayerSource};
-use crate::device::{Buffer, DevPtr, Event, Lane, LayerWeights, Pinned, Runtime};
+use crate::device::{AttnTables, Buffer, Event, Lane, LayerWeights, Pinned, Runtime};
 use crate::host::NumaBinding;
 use crate::{Error, Result};
 
@@ -125,13 +125,13 @@ impl LayerStream {
     ///
     /// # Errors
     /// If the layer was not fetched, or the device has failed.
-    pub fn acquire(&mut self, layout: &LayerLayout, rope: [DevPtr; 2]) -> Result<LayerWeights> {
+    pub fn acquire(&mut self, layout: &LayerLayout, tables: AttnTables) -> Result<LayerWeights> {
         let slot = self.slot(layout.layer)?;
         let (base, arrived) = (self.slots[slot].buffer.ptr(), self.slots[slot].arrived.take());
         if let Some(arrived) = arrived {
             self.runtime.wait(Lane::Compute, &arrived)?;
         }
-        Ok(layout.at(base, rope))
+        Ok(layout.at(base, tables))
     }
 
     /// Frees a layer's buffer after the work enqueued so far. If a norm is applied before the layer's output is added,

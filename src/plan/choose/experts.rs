@@ -183,9 +183,7 @@ fn searched(planner: &Planner<'_>, strategy: Strategy) -> Candidate {
     let mut found: Vec<Found> = Vec::new();
     let streaming = if strategy == Strategy::Experts { &[false, true][..] } else { &[false] };
     if planner.hardware.accelerator.is_some() {
-        // The host attends with sinks, where there are any.
-        let sinks = planner.sizes.spec.sinks;
-        for sides in SIDES.into_iter().filter(|sides| !sinks || sides.kv == Side::Host) {
+        for sides in SIDES {
             for (ends, &streams) in ENDS.into_iter().flat_map(|ends| streaming.iter().map(move |s| (ends, s)))
             {
                 for &chunk in &chunks {

@@ -39,7 +39,7 @@ pub enum Ffns {
     Dense,
     /// Experts that either side computes.
     Experts,
-    /// Experts that the CPU computes, or attention with sinks, because the device cannot.
+    /// Experts that the CPU computes, because the device cannot.
     ExpertsOnHost,
 }
 

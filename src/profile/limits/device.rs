@@ -9,9 +9,9 @@ use super::device_time::device_time;
 use super::link::{self, LinkLimits};
 use crate::Result;
 use crate::device::{
-    Accelerator, Attend, Buffer, DevPtr, Event, FeedForward, FfnWeights, Lane, LayerWeights, Limits,
-    LinearSource, LinearWeight, NormWeight, Runtime, Shape, StepContext, StepDesc, StepSeq, SubBatches,
-    UpWeight,
+    Accelerator, Attend, AttnTables, Buffer, DevPtr, Event, FeedForward, FfnWeights, Lane, LayerWeights,
+    Limits, LinearSource, LinearWeight, NormWeight, Runtime, Shape, StepContext, StepDesc, StepSeq,
+    SubBatches, UpWeight,
 };
 use crate::host::Pool;
 use crate::model::{Ffn, Norm, RopePairing};
@@ -241,7 +241,7 @@ fn out_proj(accelerator: &Arc<dyn Accelerator>, effort: Effort, d: usize, rows: 
         ffn: FeedForward::Dense(FfnWeights { up: UpWeight::Plain(o), down: o }),
         post_ffn: DevPtr::NULL,
         windowed: false,
-        rope: [DevPtr::NULL; 2],
+        tables: AttnTables::default(),
     };
     let run = || device_time(runtime, Lane::Compute, || accelerator.out_proj(&cx, &layer, 0..rows));
     Ok(sample(effort, run)?.typical())

@@ -118,12 +118,12 @@ impl<'a> Rig<'a> {
         let cache = 4 * u64::from(runtime.info().l2_bytes);
         let walk = walk(kinds, &bytes, cache.min(runtime.memory_free()? / 2));
         let mut upload = Upload::new(accel, spec, source, act, subject.pool, &|_| ());
-        let rope = upload.rope(context)?;
+        let tables = upload.tables(context)?;
         let mut layers = Vec::with_capacity(walk.len());
         for &layer in &walk {
             let layout = &layouts[layer];
             let at = upload.layer(layout)?;
-            layers.push((kinds[layer], layout.at(at, rope[usize::from(layout.windowed())])));
+            layers.push((kinds[layer], layout.at(at, tables[layout.layer])));
         }
         let head = upload.head()?;
         let embed = upload.embedding(Some(&head.1))?;

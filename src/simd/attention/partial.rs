@@ -97,11 +97,11 @@ pub(super) fn with_sink((m, s): (f32, f32), sink: f32) -> (f32, f32, f32) {
 }
 
 /// Merges parts that saw disjoint tokens of the same rows, in the order given, and writes the normalised
-/// attention `[rows][n_heads · head_dim]` into `out`.
+/// attention `[rows][n_heads · head_dim]` into `out`. A model's `sinks`, `[n_heads]`, join here, as in [`AttnOut::WithSinks`].
 ///
 /// # Panics
 /// If the parts or `out` differ in shape, or there are no parts.
-pub fn merge_partials(parts: &[&Partial], head_dim: usize, out: &mut [f32]) {
+pub fn merge_partials(parts: &[&Partial], head_dim: usize, sinks: Option<&[f32]>, out: &mut [f32]) {
     let mut acc = (*parts.first().expect("at least one part")).clone();
     assert!(
         acc.o.len() == acc.m.len() * head_dim && out.len() == acc.o.len(),
@@ -122,7 +122,13 @@ pub fn merge_partials(parts: &[&Partial], head_dim: usize, out: &mut [f32]) {
             merge_body((&mut acc.m[r], &mut acc.s[r], o), (part.m[r], part.s[r], o2));
         }
     }
-    for (r, o) in acc.o.chunks_exact(head_dim).enumerate() {
-        normalise(acc.s[r], o, |d, x| out[r * head_dim + d] = x);
+    for (r, o) in acc.o.chunks_exact_mut(head_dim).enumerate() {
+        let mut s = acc.s[r];
+        if let Some(sinks) = sinks {
+            let factor;
+            (_, s, factor) = with_sink((acc.m[r], s), sinks[r % sinks.len()]);
+            o.iter_mut().for_each(|o| *o *= factor);
+        }
+        normalise(s, o, |d, x| out[r * head_dim + d] = x);
     }
 }

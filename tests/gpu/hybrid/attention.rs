@@ -25,7 +25,7 @@ fn attention_in_two_parts_is_attention() {
             }
             let [m, s, o] = [m, s, o].map(|x| Buffer::from_bytes(&b.rt, LANE, bytes(&x)).unwrap());
             let there = PartialRows { m: m.ptr(), s: s.ptr(), o: o.ptr() };
-            b.decode(Attend::From { from }, |cx| b.accel.merge(cx, &there, cx.all()).unwrap());
+            b.decode(Attend::From { from }, |cx| b.accel.merge(cx, &b.layer, &there, cx.all()).unwrap());
             b.assert_attention(&format!("{name}, from {from}"), &b.attn(1), &want);
             assert_eq!(b.attn(0), other, "{name}: the other row's bits");
         }
@@ -100,7 +100,7 @@ fn old_pages_in_a_staging_area_are_attended_here() {
                 let ws = Workspace { partial: far, ..*cx.ws };
                 let upto = StepContext { step: &step, ws: &ws, ..*cx };
                 b.accel.attend(&upto, &b.layer, staging.ptr(), upto.all()).unwrap();
-                b.accel.merge(cx, &far, cx.all()).unwrap();
+                b.accel.merge(cx, &b.layer, &far, cx.all()).unwrap();
             });
             b.assert_attention(&format!("{name}, up to {to}"), &b.attn(1), &want);
             assert_eq!(b.attn(0), other, "{name}: the other row's bits");

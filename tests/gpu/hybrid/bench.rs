@@ -9,9 +9,10 @@ use crate::support::gpu::{self, Rng};
 use tandem::device::emulated::PageShape;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::{
-    Accelerator, Attend, Buffer, DevPtr, EmbedWeight, FeedForward, FfnWeights, LayerPages, LayerWeights,
-    Limits, LinearSource, LinearWeight, Mailbox, NormWeight, Publish, Published, Residual, RowSpan, Runtime,
-    Shape, Step, StepContext, StepDesc, StepSeq, SubBatch, SubBatches, UpWeight, Workspace, on_kernels,
+    Accelerator, Attend, AttnTables, Buffer, DevPtr, EmbedWeight, FeedForward, FfnWeights, LayerPages,
+    LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NormWeight, Publish, Published, Residual,
+    RowSpan, Runtime, Shape, Step, StepContext, StepDesc, StepSeq, SubBatch, SubBatches, UpWeight, Workspace,
+    on_kernels,
 };
 use tandem::host::Pool;
 use tandem::model::{Ffn, Norm, RopePairing};
@@ -57,6 +58,8 @@ pub struct Bench {
     pub head: LinearWeight,
     pub kv: DevPtr,
     pub mailbox: Mailbox,
+    /// Of the layer's heads, or none.
+    sinks: &'static [f32],
     /// Keeps all memory.
     _buffers: Vec<Buffer>,
 }
@@ -73,6 +76,9 @@ pub struct Oracle {
     /// The largest scale·Σ |q·k|.
     largest: f64,
 }
+
+/// Sinks among the scores, and one far above them.
+const SINKS: [f32; 4] = [-2.0, 0.5, 3.0, 20.0];
 
 /// Sequences: pages, tokens before the decode step.
 pub const A: (&[u32], usize) = (&[5, 0, 3], 70);
@@ -104,6 +110,8 @@ impl Bench {
             exact: None,
         };
         accel.check(&shape).unwrap();
+        // With one of the windows.
+        let sinks: &[f32] = if window == Some(45) { &SINKS } else { &[] };
         let limits = Limits { rows: 128, logit_rows: 4, sequences: 4, pages_per_sequence: 4 };
         let mut buffers = Vec::new();
         let mut memory = |bytes: usize| {
@@ -131,6 +139,7 @@ impl Bench {
             (0..128).flat_map(|p| (0..32).map(move |i| at(p, i))).collect()
         };
         let rope = [floats(&angles(f64::cos)), floats(&angles(f64::sin))];
+        let sinks_at = if sinks.is_empty() { DevPtr::NULL } else { floats(sinks) };
         let pool = Pool::new(1);
         let mut pack = |source: LinearSource<'_>| {
             let mut packed = vec![0; accel.packed_bytes(&source, shape.act).unwrap()];
@@ -160,7 +169,7 @@ impl Bench {
             ffn: FeedForward::Dense(FfnWeights { up: UpWeight::GateUp(up), down }),
             post_ffn: DevPtr::NULL,
             windowed: window.is_some(),
-            rope,
+            tables: AttnTables { rope, sinks: sinks_at },
         };
         let table = tensor(shape.vocab, &normal(shape.vocab * d, 1.0));
         let table_ptr = memory(table.data.len());
@@ -193,6 +202,7 @@ impl Bench {
             head,
             kv,
             mailbox,
+            sinks,
             _buffers: buffers,
         }
     }
@@ -314,7 +324,12 @@ impl Bench {
         let (n, tiles, hd, u) = ((A.1 + 1 - first) as f64, 8.0, self.shape.head_dim as f64, 2f64.powi(-24));
         let mut out = Vec::new();
         for head in 0..self.shape.n_heads {
-            let w = self.attend(pages, q, head, first..A.1 + 1);
+            let mut w = self.attend(pages, q, head, first..A.1 + 1);
+            if let Some(&sink) = self.sinks.get(head) {
+                let sink = f64::from(sink);
+                w.s += (sink - w.m).exp();
+                w.largest = w.largest.max(sink.abs());
+            }
             let score = ((2.0 * hd + 8.0) + 2.0) * u * w.largest;
             let weight = score.exp_m1() + (4.0 + 5.0 * (tiles + 8.0)) * u + epsilon(self.shape.kv.half());
             let relative = 2.0 * (weight + 2.0 * (n + tiles + 8.0) * u);

@@ -33,6 +33,7 @@ fn scales(dtype: DType, i: usize, k: usize) -> [f32; 2] {
         DType::Q4_0 | DType::Q4_1 => 8.0,
         DType::Q5_0 | DType::Q5_1 => 16.0,
         DType::Q8_0 => 128.0,
+        DType::MXFP4 => 12.0,
         DType::Q4_K => 8.0 * 32.0,
         DType::Q5_K => 16.0 * 32.0,
         _ => 32.0 * 64.0,

@@ -60,8 +60,10 @@ static float dot(Type type, const uint16_t* a, const uint16_t* b, unsigned n) {
 }
 static float activated(unsigned epilogue, float gate) {
     if (epilogue == LINEAR_SWIGLU) return gate / (1 + expf(-gate));
+    if (epilogue == LINEAR_CLAMPED_SWIGLU) return fminf(gate, 7) / (1 + expf(-1.702f * fminf(gate, 7)));
     return gate / 2 * (1 + tanhf(0.7978845608f * (gate + 0.044715f * gate * gate * gate)));
 }
+static float factor(unsigned epilogue, float up) { return epilogue == LINEAR_CLAMPED_SWIGLU ? fmaxf(-7, fminf(up, 7)) + 1 : up; }
 static int linear(const char* rest, Type type, const void* params) {
     (void)rest;
     const LinearParams* p = params;
@@ -76,7 +78,7 @@ static int linear(const char* rest, Type type, const void* params) {
             else if (p->epilogue == LINEAR_RELU) ((uint16_t*)p->y)[at] = rounded(type, fmaxf(sum, 0));
             else if (n % 16 < 8) gates[n % 8] = sum;
             else
-                ((uint16_t*)p->y)[(size_t)m * p->ldy + n / 16 * 8 + n % 8] = rounded(type, activated(p->epilogue, gates[n % 8]) * sum);
+                ((uint16_t*)p->y)[(size_t)m * p->ldy + n / 16 * 8 + n % 8] = rounded(type, activated(p->epilogue, gates[n % 8]) * factor(p->epilogue, sum));
         }
     }
     /* Rows of either size are written whole, up to their gaps. */
@@ -97,6 +99,7 @@ typedef struct Heads {
     const abi_u32* page_table;
     unsigned d, n_heads, n_kv_heads;
     float scale_log2, cap_span, cap_slope;
+    const float* sinks;
 } Heads;
 
 static void attend(const Heads* h, unsigned row, unsigned head, unsigned pages, unsigned begin, unsigned end, Seen* seen) {
@@ -121,8 +124,9 @@ static void leaves(const Heads* h, const Seen* seen, unsigned row, unsigned head
                    float* part_s, float* part_o) {
     if (partial == ATTENTION_FINAL) {
         uint16_t* to = (uint16_t*)out + ((size_t)row * h->n_heads + head) * h->d;
+        float sum = seen->s + (h->sinks && seen->s ? exp2f(h->sinks[head] * 1.44269504089f - seen->m) : 0);
         for (unsigned i = 0; i < h->d; i++)
-            to[i] = rounded(out_type == ATTENTION_OUT_BF16 ? BF16 : F16, seen->s ? seen->o[i] / seen->s : 0);
+            to[i] = rounded(out_type == ATTENTION_OUT_BF16 ? BF16 : F16, sum ? seen->o[i] / sum : 0);
         return written((uint64_t)to, 2 * h->d);
     }
     size_t at = (size_t)partial * h->n_heads + head;
@@ -135,7 +139,7 @@ static unsigned head_dim(const char* rest) { return strtoul(rest + strlen("_d"),
 static int prefill(const char* rest, Type type, const void* params) {
     /* Also the beginning of what the kernels with tensor maps take. */
     const PrefillAttentionParams* p = params;
-    Heads h = {type, p->q, p->kv, p->page_table, head_dim(rest), p->n_heads, p->n_kv_heads, p->scale_log2, p->cap_span, p->cap_slope};
+    Heads h = {type, p->q, p->kv, p->page_table, head_dim(rest), p->n_heads, p->n_kv_heads, p->scale_log2, p->cap_span, p->cap_slope, p->sinks};
     Seen seen;
     for (unsigned i = 0; i < *p->n_items; i++) {
         const PrefillItem* item = p->items + i;
@@ -153,7 +157,7 @@ static int prefill(const char* rest, Type type, const void* params) {
 }
 static int decode(const char* rest, Type type, const void* params) {
     const DecodeAttentionParams* p = params;
-    Heads h = {type, p->q, p->kv, p->page_table, head_dim(rest), p->n_heads, p->n_kv_heads, p->scale_log2, p->cap_span, p->cap_slope};
+    Heads h = {type, p->q, p->kv, p->page_table, head_dim(rest), p->n_heads, p->n_kv_heads, p->scale_log2, p->cap_span, p->cap_slope, p->sinks};
     Seen seen;
     for (unsigned i = 0; i < *p->n_items; i++)
         if (p->items[i].n_splits > 1) return 1;

@@ -121,7 +121,7 @@ pub struct Operands {
     parts: Vec<f64>,
     pub x: Vec<u16>,
     /// In the order of the packed rows.
-    bias: Vec<f32>,
+    pub bias: Vec<f32>,
 }
 
 impl Operands {
@@ -180,6 +180,7 @@ impl Operands {
     /// less than 1 u; the roundings of the sum and of the quotient add 3 u |x|. Beyond the range of the exponential
     /// the quotient is 0 or x, as it should be within 2^-100. gelu: the argument of tanh has 5 roundings, which
     /// y (1 - tanh(y)^2) < 0.45 reduces to 3 u, tanh itself is within 2 u, and the product adds 1: times |x| / 2.
+    /// g s(1.702 g) is silu(1.702 g) / 1.702, of the same slope; its argument is rounded once more. u + 1 is rounded once.
     fn expect(&self, c: &Case, roundings: usize, m: usize, column: usize) -> (f64, f64) {
         let roundings = roundings as f64 * 2f64.powi(-23);
         let row = if c.epilogue.is_gated() { column / 8 * 16 + column % 8 } else { column };
@@ -193,8 +194,15 @@ impl Operands {
                 let inner = (2.0 / std::f64::consts::PI).sqrt() * (sum + 0.044715 * sum.powi(3));
                 0.5 * sum * (1.0 + inner.tanh())
             }
+            Epilogue::ClampedSwiGlu => {
+                let g = sum.min(7.0);
+                g / (1.0 + (-1.702 * g).exp())
+            }
         };
-        let (up, up_size) = self.sum(c, m, row + 8);
+        let (mut up, mut up_size) = self.sum(c, m, row + 8);
+        if c.epilogue == Epilogue::ClampedSwiGlu {
+            (up, up_size) = (up.clamp(-7.0, 7.0) + 1.0, up_size + 1.0);
+        }
         let act_error = 1.13 * error + 2f64.powi(-19) * (sum.abs() + 1.0);
         let up_error = roundings * up_size;
         let out = act * up;

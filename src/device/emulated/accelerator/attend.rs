@@ -54,6 +54,7 @@ pub(super) fn attend(
         [(ws.partial.m, 4 * h_a), (ws.partial.s, 4 * h_a), (ws.partial.o, 4 * qd)]
             .map(|(base, bytes)| io.write_rows(base, &places, bytes))
     });
+    let sinks = io.sinks(layer, h_a);
     let page = PageShape::of(&shape);
     let scaling = (shape.attn_scale, shape.attn_softcap);
     accel.enqueue(cx, "attend", io, move |reads, writes| {
@@ -81,7 +82,7 @@ pub(super) fn attend(
                         let mut o = vec![0f32; hd];
                         let (m, sum) = tokens.attend(sees(row), scaling, q, &mut o);
                         if let Some(out) = out {
-                            attention::normalise(sum, &mut o);
+                            attention::normalise((m, sum), sinks.of(reads, head), &mut o);
                             let to = &mut numbers_mut(writes[*out])[i * qd + head * hd..][..hd];
                             shape.act.narrow(&o, to);
                         } else if let Some([ms, ss, os]) = partial {
@@ -103,6 +104,7 @@ pub(super) fn attend(
 pub(super) fn merge(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
+    layer: &LayerWeights,
     other: &PartialRows,
     rows: &Range<usize>,
 ) -> Result<()> {
@@ -116,6 +118,7 @@ pub(super) fn merge(
     let [here, there] = [&cx.ws.partial, other].map(|p| {
         [(p.m, 4 * h_a), (p.s, 4 * h_a), (p.o, 4 * qd)].map(|(base, bytes)| io.read_rows(base, &n, bytes))
     });
+    let sinks = io.sinks(layer, h_a);
     let rows = cx.step.lists.partial()[n].iter().map(|&r| r as usize);
     let outs: Vec<usize> = rows.map(|r| io.write_rows(cx.ws.attn, &(r..r + 1), 2 * qd)).collect();
     accel.enqueue(cx, "merge", io, move |reads, writes| {
@@ -130,7 +133,7 @@ pub(super) fn merge(
                 let (mut m, mut s, o) = part(here);
                 let mut o = o.to_vec();
                 attention::merge((&mut m, &mut s, &mut o), part(there));
-                attention::normalise(s, &mut o);
+                attention::normalise((m, s), sinks.of(reads, head), &mut o);
                 act.narrow(&o, &mut out[head * hd..][..hd]);
             }
         }

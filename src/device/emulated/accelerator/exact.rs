@@ -123,11 +123,14 @@ pub(super) fn attend(
         return Ok(());
     }
     let attn = attn_shape(&shape, layer.windowed);
+    let sinks = io.sinks(layer, h_a);
     accel.enqueue(cx, "attend", io, move |reads, writes| {
         for s in &seqs {
             let (q, pages) = s.read(&cpu, &shape, reads)?;
             match s.out {
-                Out::Whole(out) => cpu.attend(&attn, &pages, &s.seq, q, numbers_mut(writes[out]))?,
+                Out::Whole(out) => {
+                    cpu.attend(&attn, &pages, &s.seq, q, sinks.all(reads), numbers_mut(writes[out]))?;
+                }
                 Out::Part([m, sum, o]) => {
                     let part = cpu.attend_part(&attn, &pages, &s.seq, q)?;
                     numbers_mut(writes[m]).copy_from_slice(&part.m);
@@ -145,6 +148,7 @@ pub(super) fn merge(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
     cpu: Cpu,
+    layer: &LayerWeights,
     other: &PartialRows,
     rows: &Range<usize>,
 ) -> Result<()> {
@@ -172,12 +176,14 @@ pub(super) fn merge(
     if seqs.is_empty() {
         return Ok(());
     }
+    let sinks = io.sinks(layer, h_a);
     accel.enqueue(cx, "merge", io, move |reads, writes| {
         for (s, before, attn, out) in &seqs {
             let (q, pages) = s.read(&cpu, &shape, reads)?;
             let [m, sum, o] = before.map(|i| numbers::<f32>(reads[i]).to_vec());
             let before = Partial { m, s: sum, o };
-            cpu.attend_rest(attn, &pages, &s.seq, q, before, numbers_mut(writes[*out]))?;
+            let (sinks, out) = (sinks.all(reads), numbers_mut(writes[*out]));
+            cpu.attend_rest(attn, &pages, &s.seq, q, before, sinks, out)?;
         }
         Ok(())
     })

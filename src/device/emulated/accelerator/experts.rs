@@ -28,8 +28,7 @@ struct OfExperts {
 impl OfExperts {
     /// The matrices of `count` experts among the operands; `w` is that of expert 0.
     fn new(io: &mut Operands, w: &LinearWeight, stride: usize, count: usize) -> OfExperts {
-        let bytes = w.n * w.dtype.row_bytes(w.k).expect("checked when packed");
-        OfExperts { of_one: io.spaced(w, (count - 1) * stride + bytes), stride }
+        OfExperts { of_one: io.spaced(w, stride, count), stride }
     }
 
     /// Rows `rows` of that of expert `e`.
@@ -89,7 +88,7 @@ pub(super) fn up(
         dtype: DType::F32,
         n: e.count,
         k: d,
-        bias: DevPtr::NULL,
+        bias: weights.router_bias,
     });
     let shared = weights.shared.as_ref().map(|(mlp, gate)| {
         let gate = LinearWeight { ptr: *gate, dtype: DType::F32, n: 1, k: d, bias: DevPtr::NULL };

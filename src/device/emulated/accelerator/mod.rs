@@ -123,6 +123,10 @@ impl Accelerator for EmulatedAccelerator {
         true // packed weights are the stored ones
     }
 
+    fn gate_up_row(&self, i: usize, n: usize) -> (bool, usize) {
+        (i >= n / 2, i % (n / 2))
+    }
+
     fn pack(&self, source: &LinearSource<'_>, _act: Half, _pool: &Pool, out: &mut [u8]) {
         let both;
         let parts = match *source {
@@ -263,10 +267,16 @@ impl Accelerator for EmulatedAccelerator {
         exchange::collect(self, cx, mailbox, &rows)
     }
 
-    fn merge(&self, cx: &StepContext<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()> {
+    fn merge(
+        &self,
+        cx: &StepContext<'_>,
+        layer: &LayerWeights,
+        other: &PartialRows,
+        rows: Range<usize>,
+    ) -> Result<()> {
         match self.arithmetic(cx.shape).cpu {
-            Some(cpu) => exact::merge(self, cx, cpu, other, &rows),
-            None => attend::merge(self, cx, other, &rows),
+            Some(cpu) => exact::merge(self, cx, cpu, layer, other, &rows),
+            None => attend::merge(self, cx, layer, other, &rows),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use crate::device::accelerator::{LinearWeight, NormWeight, Residual, StepContext};
+use crate::device::accelerator::{LayerWeights, LinearWeight, NormWeight, Residual, StepContext};
 use crate::device::emulated::op::Span;
 use crate::device::emulated::ops::cast::{Kept, numbers};
 use crate::device::emulated::ops::matrix::Matrix;
@@ -45,10 +45,22 @@ impl Operands {
         MatrixOperand { dtype: w.dtype, k: w.k, data, bias: self.read(w.bias, 4 * w.n) }
     }
 
-    /// `bytes` from `w` on, which begin with it: that of the first of several alike ([`MatrixOperand::part`]).
-    pub fn spaced(&mut self, w: &LinearWeight, bytes: usize) -> MatrixOperand {
-        let data = self.read(w.ptr, bytes);
-        MatrixOperand { dtype: w.dtype, k: w.k, data, bias: self.read(DevPtr::NULL, 0) }
+    /// `count` matrices alike, of which `w` is the first, and their biases; the next ones begin so many bytes later
+    /// ([`MatrixOperand::part`]).
+    pub fn spaced(&mut self, w: &LinearWeight, stride: usize, count: usize) -> MatrixOperand {
+        let row = w.dtype.row_bytes(w.k).expect("checked when packed");
+        let data = self.read(w.ptr, (count - 1) * stride + w.n * row);
+        MatrixOperand {
+            dtype: w.dtype,
+            k: w.k,
+            data,
+            bias: self.read(w.bias, (count - 1) * stride + 4 * w.n),
+        }
+    }
+
+    /// The sinks of a layer's heads.
+    pub fn sinks(&mut self, layer: &LayerWeights, n_heads: usize) -> SinkOperand {
+        SinkOperand(self.read(layer.tables.sinks, 4 * n_heads))
     }
 
     pub fn norm(&mut self, w: &NormWeight, d: usize) -> [usize; 2] {
@@ -90,7 +102,27 @@ impl MatrixOperand {
     pub fn part<'a>(&self, reads: &[&'a [u8]], at: usize, rows: Range<usize>) -> Matrix<'a> {
         let row = self.dtype.row_bytes(self.k).expect("checked when packed");
         let data = &reads[self.data][at + rows.start * row..at + rows.end * row];
-        Matrix { dtype: self.dtype, k: self.k, data, bias: &[] }
+        let bias = match reads[self.bias] {
+            [] => &[],
+            all => numbers(&all[at + 4 * rows.start..at + 4 * rows.end]),
+        };
+        Matrix { dtype: self.dtype, k: self.k, data, bias }
+    }
+}
+
+/// The sinks of all heads among the operands, if the model has some.
+#[derive(Clone, Copy)]
+pub(super) struct SinkOperand(usize);
+
+impl SinkOperand {
+    /// All of them.
+    pub fn all<'a>(self, reads: &[&'a [u8]]) -> Option<&'a [f32]> {
+        Some(numbers(reads[self.0])).filter(|sinks: &&[f32]| !sinks.is_empty())
+    }
+
+    /// That of one head.
+    pub fn of(self, reads: &[&[u8]], head: usize) -> Option<f32> {
+        self.all(reads).map(|sinks| sinks[head])
     }
 }
 

@@ -61,7 +61,7 @@ pub(super) fn project(
     // The rows of the RoPE tables from the first position to the last.
     let pairs = shape.rope_dim / 2;
     let seen = step.positions(&rows);
-    let rope = layer.rope.map(|table| io.read_rows(table, &seen, 4 * pairs));
+    let rope = layer.tables.rope.map(|table| io.read_rows(table, &seen, 4 * pairs));
     let hidden = io.write_rows(ws.hidden, &rows, 4 * d);
     let act = Kept::of(&shape, shape.act);
     let x = io.write_rows(ws.x, &rows, act.bytes() * d);

@@ -1,7 +1,7 @@
 //! Attention of rows over pages, in full or in part, and the merge of parts.
 //!
 //!   m = max e_t,  s = Σ exp(e_t − m),  o = Σ exp(e_t − m)·v_t,  e_t = cap(scale·q·k_t);   out = o / s
-//!   cap(e) = e, or c·tanh(e/c)
+//!   cap(e) = e, or c·tanh(e/c);   a sink e_0 of the head adds exp(e_0 − m) to s when a row is normalised
 
 use std::ops::Range;
 
@@ -70,9 +70,16 @@ pub fn seen(pos: usize, from: usize, window: Option<usize>) -> Range<usize> {
     first.min(pos + 1)..pos + 1
 }
 
-/// Divides by the sum; the result is 0 if no token was seen.
-pub fn normalise(s: f32, o: &mut [f32]) {
-    let by = if s == 0.0 { 0.0 } else { 1.0 / s };
+/// Divides by the sum, which a sink joins; the result is 0 if no token was seen.
+pub fn normalise((m, s): (f32, f32), sink: Option<f32>, o: &mut [f32]) {
+    let (s, factor) = match sink {
+        Some(sink) if s != 0.0 => {
+            let top = m.max(sink);
+            (s * (m - top).exp() + (sink - top).exp(), (m - top).exp())
+        }
+        _ => (s, 1.0),
+    };
+    let by = if s == 0.0 { 0.0 } else { factor / s };
     o.iter_mut().for_each(|o| *o *= by);
 }
 
@@ -129,7 +136,19 @@ mod tests {
         assert!((s - whole.1).abs() <= eps * whole.1, "{s} {}", whole.1);
         let bound: f32 = eps * 6.0 * whole.1;
         assert!(o.iter().zip(&whole.2).all(|(a, b)| (a - b).abs() <= bound), "{o:?} {:?}", whole.2);
-        normalise(0.0, &mut o);
+        let whole_ms = (m, s);
+        // A sink is one more part, without a value.
+        for sink in [2.0, -200.0, 200.0, f32::NEG_INFINITY] {
+            let (mut m, mut s, mut want) = (m, s, o.clone());
+            if sink > f32::NEG_INFINITY {
+                merge((&mut m, &mut s, &mut want), (sink, 1.0, &[0.0; 4]));
+            }
+            normalise((m, s), None, &mut want);
+            let mut row = o.clone();
+            normalise(whole_ms, Some(sink), &mut row);
+            assert!(row.iter().zip(&want).all(|(a, b)| (a - b).abs() <= eps * 6.0), "{row:?} {want:?}");
+        }
+        normalise((m, 0.0), Some(1.0), &mut o);
         assert_eq!(o, [0.0; 4]);
     }
 }

@@ -128,7 +128,7 @@ impl Cpu {
         unsafe { PagePool::over(geometry, n, base, size_of_val(&lines[..]), Box::new(lines)) }
     }
 
-    /// Writes the normalised attention of `q` to `out`; both are `[rows][n_heads · head_dim]`.
+    /// Writes the normalised attention of `q` to `out`; both are `[rows][n_heads · head_dim]`. A model's sinks join it.
     ///
     /// # Errors
     /// If the CPU's kernels do not cover such heads.
@@ -138,10 +138,15 @@ impl Cpu {
         kv: &PagePool,
         seq: &SeqPages,
         q: &[f32],
+        sinks: Option<&[f32]>,
         out: &mut [f32],
     ) -> Result<()> {
         let width = shape.n_heads * shape.head_dim;
-        let out = AttnOut::Whole(RowsMut::new(out, width));
+        let out = RowsMut::new(out, width);
+        let out = match sinks {
+            None => AttnOut::Whole(out),
+            Some(sinks) => AttnOut::WithSinks(out, sinks),
+        };
         self.plans.with(shape, seq, |plan| {
             plan.run_rows(&self.pool, self.isa, &kv.layer(0), Rows::new(q, width), out)
         })
@@ -177,6 +182,7 @@ impl Cpu {
         seq: &SeqPages,
         q: &[f32],
         before: Partial,
+        sinks: Option<&[f32]>,
         out: &mut [f32],
     ) -> Result<()> {
         let mut parts = vec![before];
@@ -185,7 +191,7 @@ impl Cpu {
             let one = SeqPages { tokens: page..page + PAGE_TOKENS, ..seq.clone() };
             parts.push(self.attend_part(shape, kv, &one, q)?);
         }
-        merge_partials(&parts.iter().collect::<Vec<_>>(), shape.head_dim, out);
+        merge_partials(&parts.iter().collect::<Vec<_>>(), shape.head_dim, sinks, out);
         Ok(())
     }
 }

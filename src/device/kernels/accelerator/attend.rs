@@ -23,7 +23,7 @@ pub(super) fn attend(
     declare(rt, cx, kv, rows, Use::Attend(window))?;
     for part in &lists(cx).parts[cx.step.lists.parts_of(rows)?] {
         let work = part.window.filter(|_| window.is_some()).unwrap_or(part.full);
-        attend_part(rt, cx, kv, work, window)?;
+        attend_part(rt, cx, (kv, layer.tables.sinks), work, window)?;
     }
     Ok(())
 }
@@ -32,7 +32,7 @@ pub(super) fn attend(
 fn attend_part(
     rt: &dyn Runtime,
     cx: &StepContext<'_>,
-    kv: DevPtr,
+    (kv, sinks): (DevPtr, DevPtr),
     work: Lists,
     window: Option<u32>,
 ) -> Result<()> {
@@ -45,6 +45,7 @@ fn attend_part(
         items: work.decode.items,
         n_items: work.decode.n,
         max_items: work.decode.max,
+        sinks,
         out: ws.attn,
         partial: ws.partial,
         workspace: step.scratch.attention(ws.scratch, &shape),
@@ -60,6 +61,7 @@ fn attend_part(
         n_items: work.prefill.n,
         max_items: work.prefill.max,
         window,
+        sinks,
         out: ws.attn,
         partial: ws.partial,
     };
@@ -70,6 +72,7 @@ fn attend_part(
 pub(super) fn merge(
     rt: &dyn Runtime,
     cx: &StepContext<'_>,
+    layer: &LayerWeights,
     other: &PartialRows,
     rows: &Range<usize>,
 ) -> Result<()> {
@@ -85,6 +88,7 @@ pub(super) fn merge(
         rows: lists.partial_rows.add(4 * places.start),
         n_rows: lists.counts.add(4 * (places.len() - 1)),
         max_rows: places.len(),
+        sinks: layer.tables.sinks,
         out: cx.ws.attn,
     };
     attention::merge_attention(rt, cx.lane, &attention_shape(cx.shape), &args)

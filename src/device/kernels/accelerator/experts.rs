@@ -44,7 +44,7 @@ fn fused(up: &UpWeight) -> Result<&LinearWeight> {
 }
 
 fn matrices(w: &LinearWeight, stride: usize) -> ExpertMatrices {
-    ExpertMatrices { ptr: w.ptr, stride, matrix: Matrix::of(w.dtype, w.n, w.k) }
+    ExpertMatrices { ptr: w.ptr, bias: w.bias, stride, matrix: Matrix::of(w.dtype, w.n, w.k) }
 }
 
 /// Most rows of a group: the same for all products of a layer.
@@ -94,6 +94,7 @@ fn route_of(rt: &dyn Runtime, cx: &StepContext<'_>, w: &ExpertWeights, rows: Ran
         ldx: d,
         logits: to.logits,
         gate: to.gate,
+        bias: w.router_bias,
         rows: n,
         experts: e.count,
         d,
@@ -118,7 +119,7 @@ fn route_of(rt: &dyn Runtime, cx: &StepContext<'_>, w: &ExpertWeights, rows: Ran
         y: to.shared,
         ldy: e.shared,
         m: n,
-        epilogue: epilogue(shape.ffn)?,
+        epilogue: epilogue(shape.ffn),
         scratch: linear_scratch(cx),
     };
     product(rt, lane, &shared)
@@ -130,7 +131,7 @@ fn up_of(rt: &dyn Runtime, cx: &StepContext<'_>, w: &ExpertWeights, rows: Range<
     let (e, to) = cx.expert_rows(rows.start)?;
     let ws = cx.ws.at_row(shape, rows.start);
     let (d, act, tokens) = (shape.d_model, shape.act, tokens(rt, &e, w, n));
-    let epilogue = epilogue(shape.ffn)?;
+    let epilogue = epilogue(shape.ffn);
     let sorted = SortArgs {
         ids: to.ids,
         slots: w.slots,

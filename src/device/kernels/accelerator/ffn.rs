@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::super::elementwise::{Activate, Activation, activate, no_clamped_swiglu};
+use super::super::elementwise::{Activate, Activation, activate};
 use super::super::product::{Epilogue, ProductArgs, product};
 use super::lists::linear_scratch;
 use super::qkv::norm_rows;
@@ -28,7 +28,7 @@ pub(super) fn up(
         let (x, act, m, scratch) = (ws.x, shape.act, rows.len(), linear_scratch(cx));
         product(rt, cx.lane, &ProductArgs { w: w.into(), act, x, ldx: d, y, ldy, m, epilogue, scratch })
     };
-    let epilogue = epilogue(shape.ffn)?;
+    let epilogue = epilogue(shape.ffn);
     match &layer.ffn.dense()?.up {
         UpWeight::GateUp(w) | UpWeight::Plain(w) => multiply(w, ws.act, ff, epilogue),
         UpWeight::Separate(gate, up) => {
@@ -54,13 +54,13 @@ pub(super) fn up(
 }
 
 /// What becomes of the sums of the first matrices.
-pub(super) fn epilogue(ffn: Ffn) -> Result<Epilogue> {
-    Ok(match ffn {
+pub(super) fn epilogue(ffn: Ffn) -> Epilogue {
+    match ffn {
         Ffn::SwiGlu => Epilogue::SwiGlu,
-        Ffn::ClampedSwiGlu => return Err(no_clamped_swiglu()),
+        Ffn::ClampedSwiGlu => Epilogue::ClampedSwiGlu,
         Ffn::GeGlu => Epilogue::GeGlu,
         Ffn::Relu => Epilogue::Relu,
-    })
+    }
 }
 
 /// delta = W·x + bias, for `rows`; `x`, `[..][k]`, begins with the first of these rows.

@@ -123,6 +123,10 @@ impl Accelerator for KernelAccelerator {
         }
     }
 
+    fn gate_up_row(&self, i: usize, _n: usize) -> (bool, usize) {
+        product::gate_up_row(i)
+    }
+
     fn pack(&self, source: &LinearSource<'_>, act: Half, pool: &Pool, out: &mut [u8]) {
         pack::pack(source, act, pool, out);
     }
@@ -265,8 +269,14 @@ impl Accelerator for KernelAccelerator {
         exchange::collect(self.rt(), cx, mailbox, &rows)
     }
 
-    fn merge(&self, cx: &StepContext<'_>, other: &PartialRows, rows: Range<usize>) -> Result<()> {
-        attend::merge(self.rt(), cx, other, &rows)
+    fn merge(
+        &self,
+        cx: &StepContext<'_>,
+        layer: &LayerWeights,
+        other: &PartialRows,
+        rows: Range<usize>,
+    ) -> Result<()> {
+        attend::merge(self.rt(), cx, layer, other, &rows)
     }
 
     fn gather_pages(

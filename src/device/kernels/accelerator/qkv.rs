@@ -157,7 +157,7 @@ fn finishing(cx: &StepContext<'_>, layer: &LayerWeights, rows: &Range<usize>) ->
         bias: layer.qkv_bias,
         q_norm: layer.q_norm,
         k_norm: layer.k_norm,
-        rope: layer.rope,
+        rope: layer.tables.rope,
         rope_dim: cx.shape.rope_dim,
         pairing: cx.shape.pairing,
         ..as_they_are(cx, rows)

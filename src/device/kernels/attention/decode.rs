@@ -76,6 +76,8 @@ pub struct DecodeAttention {
     pub n_items: DevPtr,
     /// Upper bound of the number of items, which sets the grid.
     pub max_items: usize,
+    /// f32 `[n_heads]`: the sinks, which join the sums of final rows; NULL: none.
+    pub sinks: DevPtr,
     /// Final rows.
     pub out: DevPtr,
     /// Partial rows, if any item writes one.
@@ -104,6 +106,7 @@ pub fn decode_attention(
         page_table: args.page_table,
         items: args.items,
         n_items: args.n_items,
+        sinks: args.sinks,
         out: args.out,
         part_m: args.partial.m,
         part_s: args.partial.s,

@@ -23,6 +23,8 @@ pub struct MergeAttention {
     pub n_rows: DevPtr,
     /// Upper bound of the number of rows, which sets the grid.
     pub max_rows: usize,
+    /// f32 `[n_heads]`: the sinks, which join here; NULL: none.
+    pub sinks: DevPtr,
     /// Final rows.
     pub out: DevPtr,
 }
@@ -49,6 +51,7 @@ pub fn merge_attention(
         o_b: args.elsewhere.o,
         rows: args.rows,
         n_rows: args.n_rows,
+        sinks: args.sinks,
         out: args.out,
         n_heads: shape.n_heads as u32,
         head_dim: shape.head_dim as u32,

@@ -96,6 +96,8 @@ pub struct PrefillAttention {
     pub max_items: usize,
     /// The window that the plan was made with.
     pub window: Option<u32>,
+    /// f32 `[n_heads]`: the sinks, which join the sums of final rows; NULL: none.
+    pub sinks: DevPtr,
     /// Final rows.
     pub out: DevPtr,
     /// Partial rows, if any item has them.
@@ -122,6 +124,7 @@ pub fn prefill_attention(
         page_table: args.page_table,
         items: args.items,
         n_items: args.n_items,
+        sinks: args.sinks,
         out: args.out,
         part_m: args.partial.m,
         part_s: args.partial.s,

@@ -1,10 +1,10 @@
 //! Launching `cuda/activation.cu`.
 
 use super::super::abi::ActivationParams;
+use crate::Result;
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::model::Ffn;
 use crate::tensor::Half;
-use crate::{Error, Result};
 
 const THREADS: usize = 256;
 /// Elements of a row that a block takes.
@@ -46,15 +46,10 @@ pub struct Activate {
     pub ld_out: usize,
 }
 
-/// The error for the activation that devices have no kernel of.
-pub(in crate::device::kernels) fn no_clamped_swiglu() -> Error {
-    Error::Unsupported("a clamped SwiGLU: it runs on the CPU only for now; use `device` cpu".into())
-}
-
 /// out = act(gate + gate_bias) · (up + up_bias); without gating, out = act(gate + gate_bias).
 ///
 /// # Errors
-/// As [`Runtime::launch`], and for an activation that has no kernel.
+/// As [`Runtime::launch`].
 ///
 /// # Panics
 /// If a length is no multiple of four.
@@ -69,7 +64,7 @@ pub fn activate(runtime: &dyn Runtime, lane: Lane, what: Activation, args: &Acti
     );
     let kernel = match what {
         Activation::Ffn(Ffn::SwiGlu, t) => format!("activation_swiglu_{}", t.name()),
-        Activation::Ffn(Ffn::ClampedSwiGlu, _) => return Err(no_clamped_swiglu()),
+        Activation::Ffn(Ffn::ClampedSwiGlu, t) => format!("activation_clamped_swiglu_{}", t.name()),
         Activation::Ffn(Ffn::GeGlu, t) => format!("activation_geglu_{}", t.name()),
         Activation::Ffn(Ffn::Relu, t) => format!("activation_relu_{}", t.name()),
         Activation::Cast(t) => format!("cast_{}", t.name()),

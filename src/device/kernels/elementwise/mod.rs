@@ -10,7 +10,6 @@ mod norm;
 mod rope_append;
 mod top_k;
 
-pub(super) use activation::no_clamped_swiglu;
 pub use activation::{Activate, Activation, activate};
 pub use embed::{Embed, Positions, embed};
 pub use logits::{LogitsReduce, logits_reduce, logits_workspace_bytes, softcap};

@@ -13,7 +13,9 @@ use crate::tensor::Half;
 pub struct ExpertMatrices {
     /// The matrix of slot 0, 16-byte aligned.
     pub ptr: DevPtr,
-    /// Bytes from slot to slot, a multiple of 16.
+    /// f32 `[n]`, the bias of slot 0 in the order of the matrix's rows, or NULL.
+    pub bias: DevPtr,
+    /// Bytes from slot to slot, of matrices and of biases, a multiple of 16.
     pub stride: usize,
     /// Layout and shape of each.
     pub matrix: Matrix,
@@ -82,14 +84,14 @@ pub fn experts_product(rt: &dyn Runtime, lane: Lane, args: &ExpertProductArgs) -
     if places == 0 {
         return Ok(());
     }
-    let ExpertMatrices { ptr, stride, matrix } = args.w;
+    let ExpertMatrices { ptr, bias, stride, matrix } = args.w;
     assert!(
         stride.is_multiple_of(16) && args.groups.0.is_multiple_of(16),
         "experts' matrices {stride} bytes apart: matrices and groups lie on 16 bytes"
     );
     let plan = args.plan(rt.info());
     let one = ProductArgs {
-        w: Weight { ptr, matrix, bias: DevPtr::NULL },
+        w: Weight { ptr, matrix, bias },
         act: args.act,
         x: args.x,
         ldx: args.ldx,

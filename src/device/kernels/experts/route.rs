@@ -28,10 +28,12 @@ pub struct RouteArgs {
     pub x: DevPtr,
     /// Elements between rows of x, a multiple of 4.
     pub ldx: usize,
-    /// f32 `[rows][experts]`: R·x.
+    /// f32 `[rows][experts]`: R·x, and the bias.
     pub logits: DevPtr,
     /// f32 `[rows]`: gate_w·x; only written with `gate_w`.
     pub gate: DevPtr,
+    /// f32 `[experts]`, added to the logits; NULL: none.
+    pub bias: DevPtr,
     /// Rows.
     pub rows: usize,
     /// E.
@@ -61,6 +63,7 @@ pub fn route_logits(rt: &dyn Runtime, lane: Lane, args: &RouteArgs) -> Result<()
         x: args.x,
         logits: args.logits,
         gate: args.gate,
+        bias: args.bias,
         rows: rows as u32,
         experts: experts as u32,
         d: d as u32,

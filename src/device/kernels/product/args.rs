@@ -1,6 +1,8 @@
 //! The arguments of every product: weights, activations, and the epilogue.
 
-use super::super::abi::{LINEAR_F32, LINEAR_GEGLU, LINEAR_RELU, LINEAR_SWIGLU, LinearParams};
+use super::super::abi::{
+    LINEAR_CLAMPED_SWIGLU, LINEAR_F32, LINEAR_GEGLU, LINEAR_RELU, LINEAR_SWIGLU, LinearParams,
+};
 use super::super::quant::PackedLayout;
 use crate::device::accelerator::LinearWeight;
 use crate::device::runtime::DevPtr;
@@ -21,15 +23,18 @@ pub enum Epilogue {
     SwiGlu,
     /// gelu_tanh(gate)·up, otherwise like [`Epilogue::SwiGlu`].
     GeGlu,
+    /// g·σ(1.702·g)·(u + 1), g = min(gate, 7), u = up between -7 and 7, otherwise like [`Epilogue::SwiGlu`].
+    ClampedSwiGlu,
 }
 
 impl Epilogue {
     /// All epilogues.
-    pub const ALL: [Epilogue; 4] = [Epilogue::F32, Epilogue::Relu, Epilogue::SwiGlu, Epilogue::GeGlu];
+    pub const ALL: [Epilogue; 5] =
+        [Epilogue::F32, Epilogue::Relu, Epilogue::SwiGlu, Epilogue::GeGlu, Epilogue::ClampedSwiGlu];
 
     /// Whether rows of the weight are interleaved gates and ups.
     pub fn is_gated(self) -> bool {
-        matches!(self, Epilogue::SwiGlu | Epilogue::GeGlu)
+        matches!(self, Epilogue::SwiGlu | Epilogue::GeGlu | Epilogue::ClampedSwiGlu)
     }
 
     pub(super) fn code(self) -> u32 {
@@ -38,6 +43,7 @@ impl Epilogue {
             Epilogue::Relu => LINEAR_RELU,
             Epilogue::SwiGlu => LINEAR_SWIGLU,
             Epilogue::GeGlu => LINEAR_GEGLU,
+            Epilogue::ClampedSwiGlu => LINEAR_CLAMPED_SWIGLU,
         }
     }
 }

@@ -29,9 +29,10 @@ impl Format {
         }
     }
 
-    /// `None` where codes index a table or have two or three bits, for which there are no kernels.
+    /// `None` where codes have two or three bits, or index a table other than that of four-bit floats: there are no kernels.
     const fn new<F: BlockFormat>() -> Option<Format> {
-        if F::TABLE.is_some() || F::BITS < 4 {
+        let floats = matches!(F::SCALES, Scales::PowerOfTwo);
+        if F::TABLE.is_some() && !floats || F::BITS < 4 {
             return None;
         }
         let bits = F::BITS as usize;
@@ -151,6 +152,8 @@ mod tests {
             (DType::Q5_K, 5.625),
             (DType::Q6_K, 6.5625),
             (DType::Q8_0, 8.5),
+            // Scales of 8 bits take 16.
+            (DType::MXFP4, 4.5),
         ] {
             let layout = PackedLayout::new(dtype, 4096, 4096).unwrap();
             assert_eq!(layout.bytes() as f64 * 8.0 / (4096.0 * 4096.0), bits, "{dtype}");
@@ -166,7 +169,6 @@ mod tests {
         assert_eq!(PackedLayout::new(DType::Q2_K, 16, 256), None);
         assert_eq!(PackedLayout::new(DType::Q3_K, 16, 256), None);
         assert_eq!(PackedLayout::new(DType::IQ4_XS, 16, 256), None);
-        assert_eq!(PackedLayout::new(DType::MXFP4, 16, 256), None);
         assert_eq!(PackedLayout::new(DType::IQ4_NL, 16, 256), None);
     }
 }

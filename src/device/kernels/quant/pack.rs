@@ -137,7 +137,7 @@ mod tests {
         let (lane, j, second) = (4 * g + t, r / 8 + 2 * (c % 16 / 8), c % 2);
         let (low, high, scales, super_bytes): (usize, usize, usize, usize) = match layout.dtype {
             DType::Q8_0 => (1024, 0, 64, 0),
-            DType::Q4_0 => (512, 0, 64, 0),
+            DType::Q4_0 | DType::MXFP4 => (512, 0, 64, 0),
             DType::Q4_1 => (512, 0, 128, 0),
             DType::Q4_K => (512, 0, 64, 64),
             DType::Q5_0 => (512, 128, 64, 0),
@@ -170,6 +170,12 @@ mod tests {
         let scale = &tile[low + high + scales / 8 * g + scales / 16 * (r / 8)..][..scales / 16];
         match layout.dtype {
             DType::Q4_0 => half_at(scale, 2 * block) * (code - 8) as f32,
+            DType::MXFP4 => {
+                let power =
+                    f32::from_bits(u32::from(scale[2 * block]) << 16 | u32::from(scale[2 * block + 1]) << 24);
+                let size = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][code as usize % 8];
+                2.0 * power * if code < 8 { size } else { 0.0 - size }
+            }
             DType::Q5_0 => half_at(scale, 2 * block) * (code - 16) as f32,
             DType::Q8_0 => half_at(scale, 2 * block) * code as f32,
             DType::Q4_1 | DType::Q5_1 => {

@@ -16,6 +16,7 @@
 //!   |δout| <= 2·(η + 2·(n + t + 8)·u)·Σ w_t |v_t|
 //! * an f16 weight below 2^-14 of the largest is rounded absolutely: 2^-25·Σ |v_t| more, twice; of q8 it is the weight times the
 //!   value's scale, and the largest of these products is between 1 and 2: 2^-25·Σ |code_t|;
+//! * a sink is one more score, of which no product is taken: A is at least its magnitude;
 //! * out is rounded: half an ulp of its type.
 
 mod world;
@@ -28,7 +29,7 @@ use proptest::prelude::*;
 use tandem::cache::KvType;
 use tandem::device::kernels::abi::{ATTENTION_FINAL, DecodeItem, PrefillItem};
 use tandem::device::kernels::attention::*;
-use tandem::device::{Buffer, PartialRows, Runtime};
+use tandem::device::{Buffer, DevPtr, PartialRows, Runtime};
 use tandem::tensor::Half;
 use world::*;
 
@@ -148,6 +149,34 @@ fn soft_capped_scores() {
     }
 }
 
+/// Sinks join rows that are finished here, once, however many splits a row has; partial rows leave without. One that is no logit at all
+/// changes no bit.
+#[test]
+fn sinks_join_finished_rows() {
+    for rt in gpu::runtimes() {
+        for (i, hd) in HEAD_DIMS.into_iter().enumerate() {
+            let parts = [
+                Part::decode(699),
+                Part::decode(3),
+                Part::chunk(33, 65),
+                Part { partial: true, ..Part::decode(70) },
+                Part { partial: true, ..Part::chunk(60, 20) },
+                Part { from: 64, ..Part::chunk(40, 9) }, // sees nothing
+            ];
+            let window = (i % 2 == 1).then_some(50);
+            let without = World::new(shape(&rt, 6, 2, hd, BOTH[i % 2]), window, &parts, 2.0, i as u64);
+            let world = without.clone().with_sinks(i as u64);
+            run_and_check(&rt, &world, &format!("{hd}, window {window:?}"));
+            for kernel in without.kernels(&rt) {
+                let run = |world: &World| world.on(kernel).run(&rt, &all(world));
+                let nothing = World { sinks: vec![f32::NEG_INFINITY; 6], ..without.clone() };
+                assert!(run(&nothing) == run(&without), "{hd} {kernel:?}: sinks of no weight");
+                assert!(run(&world) != run(&without), "{hd} {kernel:?}: sinks without effect");
+            }
+        }
+    }
+}
+
 #[test]
 fn prefill_matches_the_oracle_for_every_head_size() {
     for rt in gpu::runtimes() {
@@ -244,6 +273,7 @@ fn partials_merged_in_any_split_equal_the_whole() {
             let parts = |from| [part(600, 1, from), part(580, 20, from), part(10, 1, from)];
             let kernel = PrefillKernel::best(&*rt, &shape);
             let world = World::new(shape, None, &parts(at), 1.0, 7).on(kernel);
+            let world = if kv == Half::F16 { world.with_sinks(hd as u64) } else { world };
             let late = world.run(&rt, &all(&world));
             world.check(&all(&world), &late, "late tokens");
             // The same world, all tokens here, items cut off.
@@ -269,12 +299,14 @@ fn partials_merged_in_any_split_equal_the_whole() {
             let (rows, n_rows) = (up(&rows), up(&[n as u32]));
             let total = world.rows * world.width();
             let out = up(&vec![CANARY; total / 2]);
+            let sinks = world.sinks_on(&rt);
             let args = MergeAttention {
                 here: ptrs(&a),
                 elsewhere: ptrs(&b),
                 rows: rows.ptr(),
                 n_rows: n_rows.ptr(),
                 max_rows: n + 5,
+                sinks: sinks.as_ref().map_or(DevPtr::NULL, Buffer::ptr),
                 out: out.ptr(),
             };
             merge_attention(&*rt, LANE, &shape, &args).unwrap();
@@ -431,11 +463,13 @@ proptest! {
         kv in prop::sample::select(TYPES.to_vec()),
         window in proptest::option::of(1..300usize),
         k_scale in prop::sample::select(vec![0.1f32, 1.0, 4.0]),
+        sinks in any::<bool>(),
         seed in any::<u64>(),
     ) {
         for rt in gpu::runtimes() {
             let shape = shape(&rt, kv_heads * group, kv_heads, hd, kv);
             let world = World::new(shape, window, &parts, k_scale, seed);
+            let world = if sinks { world.with_sinks(seed) } else { world };
             run_and_check(&rt, &world, "proptest");
         }
     }

@@ -38,6 +38,8 @@ pub struct World {
     pub q: Vec<u16>,
     /// `[page][kv_head][K, V]` of [`KvType::part_bytes`] each.
     pub kv: Vec<u8>,
+    /// One for each head, or none.
+    pub sinks: Vec<f32>,
     /// Pages of each sequence.
     pub pages: Vec<Vec<u32>>,
 }
@@ -101,7 +103,20 @@ impl World {
         for (p, &r) in parts.iter().zip(&row0) {
             q[r * width..(r + p.n_rows) * width].fill_with(|| encode(shape.kv.half(), rng.normal()));
         }
-        World { shape, window, kernel: PrefillKernel::Mma, parts: parts.to_vec(), row0, rows, q, kv, pages }
+        let (kernel, sinks) = (PrefillKernel::Mma, Vec::new());
+        World { shape, window, kernel, parts: parts.to_vec(), row0, rows, q, kv, sinks, pages }
+    }
+
+    /// The same with sinks: far below all scores, among them, and far above.
+    pub fn with_sinks(self, seed: u64) -> World {
+        let mut rng = Rng::new(seed);
+        let mut sink = || match rng.below(5) {
+            0 => -300.0,
+            1 => 60.0,
+            _ => 3.0 * rng.normal(),
+        };
+        let sinks = (0..self.shape.n_heads).map(|_| sink()).collect();
+        World { sinks, ..self }
     }
 
     /// The same, prefill on another kernel.
@@ -181,6 +196,8 @@ impl World {
         let mut workspace = vec![0xffu8; bytes_all];
         workspace[..zeroed].fill(0);
         let workspace = up(&workspace);
+        let sinks = self.sinks_on(rt);
+        let sinks = sinks.as_ref().map_or(DevPtr::NULL, Buffer::ptr);
 
         let mut first = None;
         for _ in 0..2 {
@@ -191,6 +208,7 @@ impl World {
                 items: decode_items.ptr(),
                 n_items: n_decode.ptr(),
                 max_items: plan.decode.len() + 3,
+                sinks,
                 out: out.ptr(),
                 partial,
                 workspace: DecodeWorkspace::at(workspace.ptr(), shape, self.rows, plan.splits),
@@ -206,6 +224,7 @@ impl World {
                 n_items: n_prefill.ptr(),
                 max_items: plan.prefill.len() + usize::from(!plan.prefill.is_empty()),
                 window: self.window.map(|w| w as u32),
+                sinks,
                 out: out.ptr(),
                 partial,
             };
@@ -234,8 +253,13 @@ impl World {
         first.unwrap()
     }
 
+    /// The sinks in the device's memory.
+    pub fn sinks_on(&self, rt: &Arc<dyn Runtime>) -> Option<Buffer> {
+        (!self.sinks.is_empty()).then(|| Buffer::from_bytes(rt, LANE, bytes(&self.sinks)).unwrap())
+    }
+
     /// The oracle: (max, ln Σ e^(x − max), Σ w|v| and Σ|v| and result per element, A, tokens) of a row's head over
-    /// tokens from..to.
+    /// tokens from..to, and its sink if it is finished here.
     pub fn oracle(&self, part: usize, row: usize, head: usize, tokens: std::ops::Range<usize>) -> Oracle {
         let (hd, h_kv) = (self.shape.head_dim, self.shape.n_kv_heads);
         let kv_head = head / (self.shape.n_heads / h_kv);
@@ -265,9 +289,13 @@ impl World {
             );
             a = a.max(abs * scale);
         }
-        let m = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sink = self.sinks.get(head).filter(|_| !self.parts[part].partial && !x.is_empty());
+        let sink = sink.map(|&sink| f64::from(sink));
+        let m = x.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
         let w: Vec<f64> = x.iter().map(|x| (x - m).exp()).collect();
-        let s: f64 = w.iter().sum();
+        let s: f64 = w.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - m).exp());
+        // The sink's exponent is rounded like a score of its size.
+        a = a.max(sink.map_or(0.0, f64::abs));
         let (mut out, mut weighted, mut plain) = (vec![0.0; hd], vec![0.0; hd], vec![0.0; hd]);
         // Of q8, values' scales are part of what is rounded, and powers of two near them of the base.
         let size = |t: usize| match self.shape.kv {

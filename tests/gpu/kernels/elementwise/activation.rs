@@ -6,7 +6,8 @@ use super::*;
 ///
 /// silu: e^-x is off by (2 + 1.2 |x|)·2^-23 (the fast exponential), which reaches x / (1 + e^-x) weighted by
 /// e^-x / (1 + e^-x); three roundings more. gelu: the inner argument has six roundings, weighted by
-/// max z·sech²z < 0.45; tanh is off by 2 ulp (4u), the sum with 1 by 2u: 9u of |x|/2, then three of the result.
+/// max z·sech²z < 0.45; tanh is off by 2 ulp (4u), the sum with 1 by 2u: 9u of |x|/2, then three of the result. Clamped: as silu of
+/// 1.702 x, an argument with one more rounding.
 fn activation(ffn: Ffn, x: f64) -> (f64, f64) {
     match ffn {
         Ffn::SwiGlu => {
@@ -20,7 +21,12 @@ fn activation(ffn: Ffn, x: f64) -> (f64, f64) {
             (y, 0.5 * x.abs() * 9.0 * U + 3.0 * U * y.abs())
         }
         Ffn::Relu => (x.max(0.0), 0.0),
-        Ffn::ClampedSwiGlu => unreachable!("devices have no kernel of it"),
+        Ffn::ClampedSwiGlu => {
+            let x = x.min(7.0);
+            let e = (-1.702 * x).exp();
+            let y = x / (1.0 + e);
+            (y, y.abs() * ((2.0 + 2.4 * 1.702 * x.abs()) * 2.0 * U * (e / (1.0 + e)) + 4.0 * U))
+        }
     }
 }
 
@@ -58,7 +64,10 @@ pub fn check(rt: &Arc<dyn Runtime>, ffn: Ffn, act: Half, rows: usize, n: usize, 
             let biased = |v: f32, b: f32| f64::from(if bias { v + b } else { v });
             let (mut y, mut error) = activation(ffn, biased(both[row * ld + i], bg[i]));
             if gated {
-                let u = biased(both[row * ld + n + i], bu[i]);
+                let mut u = biased(both[row * ld + n + i], bu[i]);
+                if ffn == Ffn::ClampedSwiGlu {
+                    u = f64::from(u.clamp(-7.0, 7.0) as f32 + 1.0);
+                }
                 y *= u;
                 error = error * u.abs() + y.abs() * U;
             }
@@ -72,7 +81,7 @@ pub fn check(rt: &Arc<dyn Runtime>, ffn: Ffn, act: Half, rows: usize, n: usize, 
 fn activations_in_both_types() {
     for rt in gpu::runtimes() {
         for act in halves(&rt, |t| format!("activation_swiglu_{t}")) {
-            for ffn in [Ffn::SwiGlu, Ffn::GeGlu, Ffn::Relu] {
+            for ffn in [Ffn::SwiGlu, Ffn::ClampedSwiGlu, Ffn::GeGlu, Ffn::Relu] {
                 for (rows, n) in [(1, 4), (3, 96), (2, 1028)] {
                     check(&rt, ffn, act, rows, n, false);
                     check(&rt, ffn, act, rows, n, true);

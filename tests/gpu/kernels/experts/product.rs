@@ -48,7 +48,7 @@ impl Experts {
     fn args(&self) -> ExpertProductArgs {
         let c = &self.of;
         ExpertProductArgs {
-            w: ExpertMatrices { ptr: DevPtr::NULL, stride: 0, matrix: c.matrix() },
+            w: ExpertMatrices { ptr: DevPtr::NULL, bias: DevPtr::NULL, stride: 0, matrix: c.matrix() },
             act: c.act,
             x: DevPtr::NULL,
             ldx: c.ldx(),
@@ -67,15 +67,18 @@ impl Experts {
         self.args().plan(rt.info())
     }
 
-    /// The bytes of y of each expert. Matrices lie in descending order, with a gap between them.
+    /// The bytes of y of each expert. Matrices lie in descending order, with their biases behind them and a gap between them.
     fn run(&self, rt: &Arc<dyn Runtime>, operands: &[Operands]) -> Vec<Vec<u8>> {
         let c = &self.of;
-        let stride = operands[0].packed.len().next_multiple_of(16) + 48;
+        let bias_at = operands[0].packed.len().next_multiple_of(16);
+        let stride = (bias_at + 4 * c.n).next_multiple_of(16) + 48;
         let count = self.counts.len();
         let mut matrices = vec![0xff; stride * count];
         let slots: Vec<u32> = (0..count as u32).rev().collect();
         for (o, &slot) in operands.iter().zip(&slots) {
-            matrices[slot as usize * stride..][..o.packed.len()].copy_from_slice(&o.packed);
+            let to = &mut matrices[slot as usize * stride..][..stride];
+            to[..o.packed.len()].copy_from_slice(&o.packed);
+            to[bias_at..bias_at + 4 * c.n].copy_from_slice(bytes(&o.bias));
         }
         let x: Vec<u16> = operands.iter().flat_map(|o| o.x.iter().copied()).collect();
         let ids: Vec<u32> = (0..count).flat_map(|e| vec![e as u32; self.counts[e]]).collect();
@@ -84,7 +87,12 @@ impl Experts {
         let (w, x, groups) = (upload(rt, &matrices), upload(rt, &x), upload(rt, &groups));
         let y = Output::new(rt, self.places() * c.ldy() * c.size());
         let args = ExpertProductArgs {
-            w: ExpertMatrices { ptr: w.ptr(), stride, matrix: c.matrix() },
+            w: ExpertMatrices {
+                ptr: w.ptr(),
+                bias: if c.bias { w.ptr().add(bias_at) } else { DevPtr::NULL },
+                stride,
+                matrix: c.matrix(),
+            },
             x: x.ptr(),
             y: y.ptr().add(c.pad_y.0 * c.size()),
             groups: groups.ptr(),
@@ -149,19 +157,21 @@ fn every_kernel_is_right_at_the_edges_of_its_groups() {
     each_kernel(|rt, dtype, act, tokens| {
         // A group that is not full, an expert of nobody, one of two groups.
         let counts = [tokens - 1, 0, tokens + 1];
-        Experts::new(dtype, act, (33, columns(dtype)), &counts, tokens).check(rt);
+        let e = Experts::new(dtype, act, (33, columns(dtype)), &counts, tokens);
+        Experts { of: Case { bias: tokens.is_multiple_of(8), ..e.of }, ..e }.check(rt);
     });
 }
 
 #[test]
 fn every_activation_of_every_kernel() {
     each_kernel(|rt, dtype, act, tokens| {
-        for (epilogue, n) in [(Epilogue::SwiGlu, 32), (Epilogue::GeGlu, 48)] {
-            if epilogue == Epilogue::GeGlu && ![DType::Q4_K, DType::Q8_0, DType::F16].contains(&dtype) {
+        for (epilogue, n) in [(Epilogue::SwiGlu, 32), (Epilogue::GeGlu, 48), (Epilogue::ClampedSwiGlu, 48)] {
+            if epilogue != Epilogue::SwiGlu && ![DType::Q4_K, DType::Q8_0, DType::F16].contains(&dtype) {
                 continue; // what becomes of a sum does not know where it came from
             }
             let e = Experts::new(dtype, act, (n, columns(dtype)), &[2, 0, 3], tokens);
-            Experts { of: Case { epilogue, ..e.of }, ..e }.check(rt);
+            let bias = epilogue == Epilogue::ClampedSwiGlu;
+            Experts { of: Case { epilogue, bias, ..e.of }, ..e }.check(rt);
         }
     });
 }
@@ -229,7 +239,8 @@ proptest! {
         dtype in prop::sample::select(PackedLayout::dtypes().chain([DType::F16]).collect::<Vec<_>>()),
         n in 1usize..90,
         k in 1usize..12,
-        epilogue in prop::sample::select(vec![Epilogue::F32, Epilogue::SwiGlu, Epilogue::GeGlu]),
+        epilogue in prop::sample::select(vec![Epilogue::F32, Epilogue::SwiGlu, Epilogue::GeGlu, Epilogue::ClampedSwiGlu]),
+        bias: bool,
         pad_y in (0usize..3, 0usize..3),
         act in 0usize..2,
         seed: u64,
@@ -244,7 +255,7 @@ proptest! {
             };
             let tokens = tokens.min(most_tokens(rt.info(), &Matrix::of(dtype, n, k)));
             let e = Experts::new(dtype, act, (n, k), &counts, tokens);
-            Experts { of: Case { epilogue, pad_y, seed, ..e.of }, ..e }.check(&rt);
+            Experts { of: Case { epilogue, bias, pad_y, seed, ..e.of }, ..e }.check(&rt);
         }
     }
 }

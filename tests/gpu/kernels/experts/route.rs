@@ -15,20 +15,21 @@ pub struct Case {
     pub d: usize,
     pub pad: usize,
     pub shared: bool,
+    pub bias: bool,
     pub seed: u64,
 }
 
-/// Compares every logit with its sum in f64. A sum has at most d/32 + 13 roundings (experts_route.cu).
+/// Compares every logit with its sum in f64. A sum has at most d/32 + 14 roundings (experts_route.cu).
 pub fn check(rt: &Arc<dyn Runtime>, c: &Case) -> Vec<f32> {
     let Case { act, rows, experts, d, .. } = *c;
     let ldx = d + c.pad;
     let mut rng = Rng::new(c.seed);
-    let weights = normals(&mut rng, (experts + 1) * d);
+    let (weights, bias) = (normals(&mut rng, (experts + 1) * d), normals(&mut rng, experts));
     let mut x: Vec<u16> = normals(&mut rng, rows * ldx).iter().map(|&x| encode(act, x)).collect();
     // Between rows: NaN, which a sum that takes some in shows.
     x.chunks_exact_mut(ldx).for_each(|row| row[d..].fill(0x7fff));
     let (router, gate_w) = (upload(rt, &weights[..experts * d]), upload(rt, &weights[experts * d..]));
-    let x_dev = upload(rt, &x);
+    let (x_dev, bias_dev) = (upload(rt, &x), upload(rt, &bias));
     let (logits, gate) = (Output::new(rt, rows * experts * 4), Output::new(rt, rows * 4));
     let args = RouteArgs {
         router: router.ptr(),
@@ -38,6 +39,7 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) -> Vec<f32> {
         ldx,
         logits: logits.ptr(),
         gate: gate.ptr(),
+        bias: if c.bias { bias_dev.ptr() } else { DevPtr::NULL },
         rows,
         experts,
         d,
@@ -46,14 +48,15 @@ pub fn check(rt: &Arc<dyn Runtime>, c: &Case) -> Vec<f32> {
     let (got, got_gate) = (logits.f32(), gate.f32());
     for r in 0..rows {
         for e in 0..experts + usize::from(c.shared) {
-            let (mut sum, mut size) = (0.0, 0.0);
+            let mut sum = bias.get(e).filter(|_| c.bias).map_or(0.0, |&b| f64::from(b));
+            let mut size = sum.abs();
             for (&w, &x) in weights[e * d..][..d].iter().zip(&x[r * ldx..]) {
                 let product = f64::from(w) * decode(act, x);
                 sum += product;
                 size += product.abs();
             }
             let got = if e < experts { got[r * experts + e] } else { got_gate[r] };
-            let tolerance = (d as f64 / 32.0 + 13.0) * U * size;
+            let tolerance = (d as f64 / 32.0 + 14.0) * U * size;
             assert!(
                 (f64::from(got) - sum).abs() <= tolerance,
                 "{c:?}: row {r}, expert {e} is {got}, wanted {sum} within {tolerance:e}"
@@ -86,7 +89,7 @@ fn logits_of_few_and_many_rows() {
                 (70, 3, 516),
             ] {
                 for shared in [false, true] {
-                    check(&rt, &Case { act, rows, experts, d, pad: 4, shared, seed: 1 });
+                    check(&rt, &Case { act, rows, experts, d, pad: 4, shared, bias: rows % 2 == 1, seed: 1 });
                 }
             }
         }
@@ -99,7 +102,19 @@ fn a_rows_logits_do_not_depend_on_the_other_rows() {
         // Logits of row 0 by the kernel for few rows, and by that for many; the seed makes weights and row 0 the same.
         for kernel in [[1, 3, 16], [17, 32, 45]] {
             let of = |rows| {
-                check(&rt, &Case { act: Half::F16, rows, experts: 12, d: 296, pad: 0, shared: true, seed: 3 })
+                check(
+                    &rt,
+                    &Case {
+                        act: Half::F16,
+                        rows,
+                        experts: 12,
+                        d: 296,
+                        pad: 0,
+                        shared: true,
+                        bias: true,
+                        seed: 3,
+                    },
+                )
             };
             let first = of(kernel[0])[..12].to_vec();
             for rows in kernel {
@@ -215,7 +230,7 @@ proptest! {
         for rt in gpu::runtimes() {
             let acts = acts(&rt);
             let act = acts[act % acts.len()];
-            check(&rt, &Case { act, rows, experts, d: 4 * d, pad: 4 * pad, shared, seed });
+            check(&rt, &Case { act, rows, experts, d: 4 * d, pad: 4 * pad, shared, bias: seed % 2 == 0, seed });
         }
     }
 }

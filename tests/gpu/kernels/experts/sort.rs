@@ -210,7 +210,10 @@ fn in_every_schedule() {
         route::check_choice(rt, &logits, 140, 5, tandem::model::RouterWeights::OfAll);
         for rows in [3, 18] {
             let act = Half::F16;
-            route::check(rt, &route::Case { act, rows, experts: 5, d: 140, pad: 0, shared: true, seed: 2 });
+            route::check(
+                rt,
+                &route::Case { act, rows, experts: 5, d: 140, pad: 0, shared: true, bias: true, seed: 2 },
+            );
         }
     });
 }

@@ -82,6 +82,7 @@ impl Layer {
         let (up_w, down_w) = (upload(rt, &gate_up), upload(rt, &down));
         let of = |w: &Buffer, n, k| ExpertMatrices {
             ptr: w.ptr(),
+            bias: DevPtr::NULL,
             stride: n * k * 2,
             matrix: Matrix::Dense { n, k },
         };
@@ -98,6 +99,7 @@ impl Layer {
             ldx: D,
             logits: logits.ptr(),
             gate: gate.ptr(),
+            bias: DevPtr::NULL,
             rows,
             experts: E,
             d: D,
@@ -248,7 +250,12 @@ fn wrong_shapes_are_refused_by_name() {
         };
         assert!(sort(9000).contains("9000 rows' 8 choices"));
         let product = |stride, tokens| {
-            let w = ExpertMatrices { ptr: at, stride, matrix: Matrix::Dense { n: 16, k: 16 } };
+            let w = ExpertMatrices {
+                ptr: at,
+                bias: DevPtr::NULL,
+                stride,
+                matrix: Matrix::Dense { n: 16, k: 16 },
+            };
             let (act, x, y, groups, epilogue) = (Half::F16, at, at, at, Epilogue::F32);
             let args = ExpertProductArgs {
                 w,
