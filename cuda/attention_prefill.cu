@@ -19,9 +19,9 @@
 //        peak and an H200 at half of it; with softmax (32 exp2 a thread and tile, 16 a cycle and SM) predicted
 //        50-60% of peak on sm_80..89 and 30-35% on sm_90, which has attention_prefill_sm90a.cu
 // narrow-loads 2 all (numbers of a tile's pages)
-// error  f32 accumulation and softmax, P rounded to T: tests/gpu_attention.rs
+// error  f32 accumulation and softmax, P rounded to T: tests/gpu/kernels/attention/
 // order  key tiles lie at multiples of BC, masked ones change nothing: bits depend on the row alone, not on its tile
-// oracle f64 in tests/gpu_attention.rs
+// oracle f64 in tests/gpu/kernels/attention/
 // refs   Dao 2022, 2023 (FlashAttention 1, 2); Kwon 2023 (paged KV)
 // no-spill all
 // no-stack all

@@ -9,7 +9,7 @@ use tandem::Error;
 use tandem::cache::KvType;
 use tandem::engine::{Engine, NewTokens};
 use tandem::model::ModelSpec;
-use tandem::open::{Demand, Use};
+use tandem::open::{Demand, RunWork};
 use tandem::program::{RequestId, Wants};
 use tandem::workload::Source;
 
@@ -157,7 +157,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let sequences = if gen_tokens > 0 { batch } else { 1 };
     // The longest prompt that is measured.
     let prompt = max(&args.prompt).max(depth).max(1);
-    let work = Use { prompt, gen_len: gen_tokens, batch: sequences };
+    let work = RunWork { prompt, gen_len: gen_tokens, batch: sequences };
     let demand = Demand { context, sequences, logits: sequences, pages: None, work };
     let mut running = open::engine(&opened, &args.engine, &demand)?;
     let engine = &mut running.engine;

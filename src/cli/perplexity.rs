@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use tandem::Error;
 use tandem::engine::NewTokens;
-use tandem::open::{Demand, Use};
+use tandem::open::{Demand, RunWork};
 use tandem::program::Wants;
 use tandem::text::token_logprob;
 
@@ -67,7 +67,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if context < least {
         return Err(Error::usage(format!("--ctx: at least {least} tokens are needed to predict one")).into());
     }
-    let work = Use { prompt: context, gen_len: 0, batch: 1 };
+    let work = RunWork { prompt: context, gen_len: 0, batch: 1 };
     let demand = Demand { context, sequences: 1, logits: STEP, pages: None, work };
     let mut running = open::engine(&opened, &args.engine, &demand)?;
     let vocab = running.engine.spec().vocab;

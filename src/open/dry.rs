@@ -12,7 +12,7 @@ use crate::device::{self, Accelerator, Emulation, Kind};
 use crate::engine::{Options, Sizes};
 use crate::hardware::Hardware;
 use crate::model::LoadedModel;
-use crate::plan::{self, Bytes, Costs, FAR_WAYS, Memory, Outline, Plan, Request, Strategy};
+use crate::plan::{self, Bytes, Costs, FAR_WAYS, Memory, Outline, Plan, PlanRequest, Strategy};
 use crate::program::{Far, Placement};
 use crate::simd::Isa;
 use crate::{Error, Result};
@@ -26,7 +26,7 @@ pub fn planned(
     model: &LoadedModel,
     sizes: &plan::Sizes,
     hardware: &Hardware,
-    request: &Request,
+    request: &PlanRequest,
     strategies: &[Strategy],
     costs: &dyn Costs,
 ) -> Result<Plan> {

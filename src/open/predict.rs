@@ -21,7 +21,7 @@ use crate::{Error, Result, sched};
 
 /// The work of a run, as far as known in advance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Use {
+pub struct RunWork {
     /// Tokens of a prompt.
     pub prompt: usize,
     /// Decode steps.
@@ -120,15 +120,15 @@ impl Known {
 }
 
 /// A model, how it is to run, and for what.
-pub(super) struct Subject<'a> {
+pub(super) struct PredictionSubject<'a> {
     pub settings: &'a Settings,
     pub model: &'a LoadedModel,
     pub options: &'a Options,
-    pub work: Use,
+    pub work: RunWork,
     pub progress: &'a dyn Progress,
 }
 
-impl Subject<'_> {
+impl PredictionSubject<'_> {
     /// The fastest placement that fits, of `strategies`, with its predicted time.
     ///
     /// # Errors
@@ -142,7 +142,7 @@ impl Subject<'_> {
     ) -> Result<(Candidate, Prediction)> {
         let known = self.known(Some(device))?.expect("every device has figures");
         plan::countable(&known.sized, known.work.batch, known.work.context())?;
-        let request = plan::Request {
+        let request = plan::PlanRequest {
             prompt: known.work.prompt,
             gen_len: known.work.gen_len,
             batch: known.work.batch,

@@ -31,7 +31,7 @@ mod strategy;
 use serde::Serialize;
 
 pub use self::experts::{FEW_REQUESTS, experts_for_requests, experts_on_host};
-pub use self::request::{Fixed, Request, countable};
+pub use self::request::{Fixed, PlanRequest, countable};
 pub use self::strategy::Strategy;
 
 use self::planner::Planner;
@@ -42,8 +42,8 @@ use super::cost::Costs;
 use super::experts::ExpertCounts;
 use super::hardware::{Energy, Hardware};
 use super::memory::Memory;
-use super::price::{Spilled, Stage};
-use super::programs::{Busy, FarForecast, OperationTime};
+use super::price::{Spilled, UnitRun};
+use super::programs::{BusyShares, FarForecast, OperationTime};
 use super::roofline::Roofline;
 use super::sizes::Sizes;
 use crate::program::{Far, Placement};
@@ -96,12 +96,12 @@ pub struct Candidate {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub far: Option<FarForecast>,
     /// Time by stage.
-    pub stages: Vec<Stage>,
+    pub stages: Vec<UnitRun>,
     /// Busy time by kind of operation and unit.
     pub operations: Vec<OperationTime>,
     /// How busy each unit is in prefill and in decode.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub busy: Option<[Busy; 2]>,
+    pub busy: Option<[BusyShares; 2]>,
     /// What the run draws and costs, on a machine whose description says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy: Option<Energy>,
@@ -160,7 +160,11 @@ fn best_of(strategy: Strategy, planner: &Planner<'_>) -> Candidate {
 ///
 /// # Errors
 /// A request that makes no sense for the model.
-pub fn boundary_curve(sizes: &Sizes, hardware: &Hardware, request: &Request) -> Result<Vec<(usize, f64)>> {
+pub fn boundary_curve(
+    sizes: &Sizes,
+    hardware: &Hardware,
+    request: &PlanRequest,
+) -> Result<Vec<(usize, f64)>> {
     request.check(sizes)?;
     let bytes = request.outline(sizes, hardware);
     let costs = Roofline::new(hardware, sizes);
@@ -174,7 +178,7 @@ pub fn boundary_curve(sizes: &Sizes, hardware: &Hardware, request: &Request) -> 
 pub fn plan_with(
     sizes: &Sizes,
     hardware: &Hardware,
-    request: &Request,
+    request: &PlanRequest,
     strategies: &[Strategy],
     costs: &dyn Costs,
 ) -> Result<Plan> {
@@ -190,7 +194,7 @@ pub fn plan_within(
     bytes: &dyn Bytes,
     sizes: &Sizes,
     hardware: &Hardware,
-    request: &Request,
+    request: &PlanRequest,
     strategies: &[Strategy],
     costs: &dyn Costs,
 ) -> Result<Plan> {

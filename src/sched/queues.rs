@@ -7,9 +7,9 @@ use rustc_hash::FxHashMap;
 use crate::program::{Iteration, RequestId, Side};
 
 use super::decision::Decision;
-use super::lengths::Lengths;
+use super::lengths::LearnedLengths;
 use super::targets::Targets;
-use super::turns::Turns;
+use super::turns::TenantTurns;
 use super::view::RequestView;
 
 /// See the [module](self). A request is in one of them from [`Queues::submit`] to [`Queues::end`].
@@ -17,13 +17,13 @@ use super::view::RequestView;
 pub struct Queues {
     waiting: VecDeque<RequestView>,
     running: Vec<RequestView>,
-    turns: Turns,
+    turns: TenantTurns,
     /// Seconds since the start, as far as who runs the steps has told.
     now: f64,
     targets: Targets,
     /// First tokens of requests that came one by one, and the seconds that they took.
     firsts: (usize, f64),
-    lengths: Lengths,
+    lengths: LearnedLengths,
     /// Whether requests are expected to be as long as allowed, whatever others were.
     as_allowed: bool,
     /// Whether an answer ended before its limit: where the others end is not known.
@@ -107,11 +107,11 @@ impl Queues {
         Queues {
             waiting,
             running: self.running.clone(),
-            turns: Turns::default(),
+            turns: TenantTurns::default(),
             now: self.now,
             targets: self.targets,
             firsts: (0, 0.0),
-            lengths: Lengths::default(),
+            lengths: LearnedLengths::default(),
             as_allowed: true,
             ends_early: self.ends_early,
         }

@@ -1,4 +1,5 @@
-//! Rules of this repository: what its build makes of PTX, which room and which module may use which, what is public, where families are named.
+//! Rules of this repository: what its build makes of PTX, which room and which module may use which, what is public, where families
+//! are named, what comments name and say, how many things a name means.
 
 mod circles;
 mod doors;
@@ -6,9 +7,12 @@ mod families;
 mod flags;
 #[path = "../../build/isa.rs"]
 mod isa;
+mod names;
+mod paths;
 #[path = "../../build/promises.rs"]
 mod promises;
 mod ptx;
 mod rooms;
 #[path = "../../build/usage.rs"]
 mod usage;
+mod words;

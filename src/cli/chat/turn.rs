@@ -76,7 +76,7 @@ impl Settings {
 
 /// Counts of a conversation.
 #[derive(Debug, Default)]
-pub struct Stats {
+pub struct ChatStats {
     turns: usize,
     prompt: usize,
     cached: usize,
@@ -85,7 +85,7 @@ pub struct Stats {
     seconds: [f64; 2],
 }
 
-impl Stats {
+impl ChatStats {
     /// In a sentence.
     pub fn describe(&self, requests: &Batcher) -> String {
         let rate = |n: usize, s: f64| if s > 0.0 { n as f64 / s } else { 0.0 };
@@ -111,7 +111,7 @@ pub fn run(
     requests: &mut Batcher,
     (prompt, mut told): (Vec<u32>, Option<Told>),
     settings: &Settings,
-    stats: &mut Stats,
+    stats: &mut ChatStats,
     interrupts: &Interrupts,
 ) -> anyhow::Result<String> {
     let n = prompt.len();

@@ -16,7 +16,7 @@ use super::super::outcome::Outcome;
 use super::super::sequences::NOT_NUMBERS;
 use super::{Batcher, Event, Finish, Live, Logprobs, StepReport, Token, scores};
 use crate::cache::{KvGeometry, PAGE_TOKENS};
-use crate::program::{Flow, Group, Iteration, Kv, PageMove, Phase, RequestId, Side, SubBatch, Wants};
+use crate::program::{Flow, Group, Iteration, Kv, MoveRequest, Phase, RequestId, Side, SubBatch, Wants};
 use crate::sched::{Decision, Observed};
 use crate::text::NO_TOKEN_LEFT;
 use crate::{Error, Result};
@@ -167,7 +167,7 @@ impl Batcher {
         for &(request, to) in swaps {
             let pages = KvGeometry::pages_for(self.engine.len(request)) as u32;
             if self.engine.side(request).is_some_and(|from| from != to) && pages > 0 {
-                iteration.moves.push(PageMove { request, to, pages: 0..pages });
+                iteration.moves.push(MoveRequest { request, to, pages: 0..pages });
             }
         }
         let seconds = self.costs.iteration(iteration);

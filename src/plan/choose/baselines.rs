@@ -13,7 +13,7 @@
 //! the bytes that cross the link are the same. FlexGen splits every tensor by its percentages; here whole blocks are resident, at the
 //! front or spread evenly, which loads the link as evenly. Its zig-zag order over GPU batches is what a step of all sequences is.
 
-use super::planner::{Draft, ENDS, Ends, Planner};
+use super::planner::{CandidateDraft, ENDS, Ends, Planner};
 use super::request::MIN_CHUNK;
 use super::{Candidate, Strategy};
 use crate::plan::search::most as most_that_fit;
@@ -25,7 +25,7 @@ const FEW: usize = 3;
 /// The GPU filled without a look at time. The ladder when not all fits: shorter prefill steps, then old keys and values on the
 /// host, then blocks there. Steps are then as long as what is left allows. What the user set is not on the ladder: sequences and
 /// context stay.
-pub(super) fn filled(planner: &Planner<'_>) -> Draft {
+pub(super) fn filled(planner: &Planner<'_>) -> CandidateDraft {
     let (units, pages) = (planner.units(), planner.device_pages());
     let longest = planner.default_chunk();
     let shortest = planner.request.chunk.unwrap_or(MIN_CHUNK).min(longest);
@@ -47,7 +47,7 @@ pub(super) fn filled(planner: &Planner<'_>) -> Draft {
         all.into_iter().find(|&(k, p)| usable(k) && planner.memory(&at(k, p), shortest).fits())
     else {
         // The candidate says what it lacks.
-        return Draft { k: Some(units), ..Draft::new(at(units, pages), longest, "") };
+        return CandidateDraft { k: Some(units), ..CandidateDraft::new(at(units, pages), longest, "") };
     };
     let placement = at(k, device_pages);
     let mut halves = std::iter::successors(Some(longest), |c| (*c > shortest).then(|| (c / 2).max(shortest)));
@@ -67,7 +67,7 @@ pub(super) fn filled(planner: &Planner<'_>) -> Draft {
         k if k == units => "nothing fits the GPU: everything on the CPU".to_owned(),
         _ => format!("the GPU filled: {}", rungs.join(", ")),
     };
-    Draft { k: Some(k), ..Draft::new(placement, chunk, reason) }
+    CandidateDraft { k: Some(k), ..CandidateDraft::new(placement, chunk, reason) }
 }
 
 pub(super) fn greedy(planner: &Planner<'_>) -> Candidate {
@@ -156,7 +156,7 @@ pub(super) fn accelerate(planner: &Planner<'_>) -> Candidate {
             "{n} of {layers} blocks on the GPU, the others copied there for every forward and waited for"
         ),
     };
-    planner.fastest(vec![Draft::new(place(n), chunk, reason)], Strategy::Accelerate)
+    planner.fastest(vec![CandidateDraft::new(place(n), chunk, reason)], Strategy::Accelerate)
 }
 
 /// See the [module](self).
@@ -174,18 +174,18 @@ pub(super) fn flexgen(planner: &Planner<'_>) -> Candidate {
     found.truncate(FEW);
     if found.is_empty() {
         let chunk = planner.chunks()[0];
-        return planner.candidate(Strategy::Flexgen, Draft::new(place(ON_GPU, 0), chunk, ""));
+        return planner.candidate(Strategy::Flexgen, CandidateDraft::new(place(ON_GPU, 0), chunk, ""));
     }
     let mut drafts = Vec::new();
     for &(_, way, n, chunk) in &found {
         let share = format!("{n} of {layers} blocks on the GPU ({:.0}%)", 100.0 * n as f64 / layers as f64);
         let rest = if n < layers { ", the others streamed for every step" } else { "" };
-        drafts.push(Draft::new(place(way, n), chunk, format!("{share}{rest}{}", way.says)));
+        drafts.push(CandidateDraft::new(place(way, n), chunk, format!("{share}{rest}{}", way.says)));
         if n > 0 && n < layers {
             let evenly = |l| (l + 1) * n / layers > l * n / layers;
             let spread = streamed(planner, way, HEAD_ON_GPU, Staging::Ahead, evenly);
             let reason = format!("{share}, spread evenly{rest}{}", way.says);
-            drafts.push(Draft::new(spread, chunk, reason));
+            drafts.push(CandidateDraft::new(spread, chunk, reason));
         }
     }
     planner.fastest(drafts, Strategy::Flexgen)
@@ -195,13 +195,13 @@ pub(super) fn flexgen(planner: &Planner<'_>) -> Candidate {
 pub(super) fn zero_inference(planner: &Planner<'_>) -> Candidate {
     let placement = streamed(planner, ON_GPU, HEAD_ON_GPU, Staging::Ahead, |_| false);
     let chunk = planner.best_chunk(&placement);
-    let draft = Draft::new(placement, chunk, "weights streamed for every step");
+    let draft = CandidateDraft::new(placement, chunk, "weights streamed for every step");
     planner.fastest(vec![draft], Strategy::ZeroInference)
 }
 
 /// The fastest way that fits.
 pub(super) fn stream(planner: &Planner<'_>) -> Candidate {
-    let mut drafts: Vec<(f64, Draft)> = Vec::new();
+    let mut drafts: Vec<(f64, CandidateDraft)> = Vec::new();
     for way in WAYS {
         for ends in ENDS {
             let placement = streamed(planner, way, ends, Staging::Ahead, |_| false);
@@ -212,7 +212,7 @@ pub(super) fn stream(planner: &Planner<'_>) -> Candidate {
             };
             let head = if ends[1] == Side::Host { ", head on the CPU" } else { "" };
             let reason = format!("weights streamed for every step{}{head}", way.says);
-            drafts.push((total, Draft::new(placement, chunk, reason)));
+            drafts.push((total, CandidateDraft::new(placement, chunk, reason)));
         }
     }
     if drafts.iter().any(|d| d.0.is_finite()) {

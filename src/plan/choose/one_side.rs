@@ -1,13 +1,13 @@
 //! Everything on one side.
 
-use super::planner::{Draft, Planner};
+use super::planner::{CandidateDraft, Planner};
 use super::{Candidate, Strategy};
 use crate::program::{Placement, Side};
 
 pub(super) fn cpu_only(planner: &Planner<'_>) -> Candidate {
     let placement = Placement::all(Side::Host, planner.sizes.layers(), planner.pages());
     let chunk = planner.best_chunk(&placement);
-    let mut draft = Draft::new(placement, chunk, "everything on the CPU");
+    let mut draft = CandidateDraft::new(placement, chunk, "everything on the CPU");
     draft.k = Some(planner.units());
     planner.candidate(Strategy::CpuOnly, draft)
 }
@@ -15,7 +15,7 @@ pub(super) fn cpu_only(planner: &Planner<'_>) -> Candidate {
 pub(super) fn gpu_only(planner: &Planner<'_>) -> Candidate {
     let placement = Placement::all(Side::Device, planner.sizes.layers(), planner.pages());
     let chunk = planner.best_chunk(&placement);
-    let mut draft = Draft::new(placement, chunk, "everything on the GPU");
+    let mut draft = CandidateDraft::new(placement, chunk, "everything on the GPU");
     draft.k = Some(0);
     planner.candidate(Strategy::GpuOnly, draft)
 }

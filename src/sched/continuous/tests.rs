@@ -3,13 +3,13 @@ use proptest::strategy::Strategy as Draw;
 
 use super::*;
 use crate::program::{Kind, LayerPlacement, Placement, Policy, Residence, Wants, check, lower};
-use crate::sched::{Slots, Untimed};
+use crate::sched::{SlotMap, Untimed};
 
 const LIMITS: Limits = Limits { rows: 8, sub_batches: 1, sequences: 4, device_pages: 10, host_pages: 0 };
 
 /// Requests of these prompts and longest lengths.
 fn queues(requests: &[(u32, u32)]) -> (Queues, Vec<RequestId>) {
-    let (mut slots, mut queues) = (Slots::default(), Queues::default());
+    let (mut slots, mut queues) = (SlotMap::default(), Queues::default());
     let submit = |&(prompt, most): &(u32, u32)| {
         let id = slots.insert(());
         queues.submit(RequestView::new(id, prompt, most));
@@ -153,7 +153,7 @@ proptest! {
         // A request of 150 tokens fits.
         let pages = crate::cache::KvGeometry::pages_for(150) + 2;
         let limits = Limits { rows: rows.max(sequences), sub_batches, sequences, device_pages: pages, host_pages: 0 };
-        let (mut slots, mut q, mut s) = (Slots::default(), Queues::default(), Continuous::new(patience));
+        let (mut slots, mut q, mut s) = (SlotMap::default(), Queues::default(), Continuous::new(patience));
         // Stored tokens by id, which is what the queues should say.
         let mut live: Vec<(RequestId, RequestView)> = Vec::new();
         let drain = std::iter::repeat_n(Event::Step, 20_000);

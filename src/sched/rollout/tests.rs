@@ -5,7 +5,7 @@ use crate::model::synth;
 use crate::plan::{Predictor, Sizes, hardware};
 use crate::program::{Group, Placement, Side};
 use crate::sched::{Decision, Targets};
-use crate::sim::{Capacity, Options, simulate};
+use crate::sim::{Options, PageCapacity, simulate};
 use crate::workload::Arrival;
 
 const DEVICE_PAGES: usize = 250;
@@ -57,7 +57,7 @@ fn worth() -> Worth {
 
 #[test]
 fn a_rollout_takes_as_long_as_the_simulated_run() {
-    let capacity = Capacity { device_pages: DEVICE_PAGES, host_pages: HOST_PAGES };
+    let capacity = PageCapacity { device_pages: DEVICE_PAGES, host_pages: HOST_PAGES };
     let options = Options {
         rows: LIMITS.rows,
         sub_batches: 2,
