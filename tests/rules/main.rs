@@ -1,6 +1,8 @@
 //! Rules of this repository: what its build makes of PTX, which room and which module may use which, what is public, where families
-//! are named, what comments name and say, how many things a name means.
+//! are named, what comments name and say, how many things a name means, what
+//! additions touch.
 
+mod additions;
 mod circles;
 mod doors;
 mod families;
