@@ -120,6 +120,11 @@ impl LoadedEngine {
     }
 }
 
+/// The error that ended a request.
+pub fn failed(error: Arc<Error>) -> Error {
+    Arc::try_unwrap(error).unwrap_or_else(|error| Error::Run(error.to_string()))
+}
+
 /// The error for a model whose scores are NaN or infinite.
 pub fn not_numbers() -> Error {
     Error::Run(engine::NOT_NUMBERS.into())

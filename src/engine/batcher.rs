@@ -415,7 +415,7 @@ impl Batcher {
         self.engine.remove(id);
         if parked {
             // The other requests of its cohort start their token over.
-            self.settle();
+            self.update_homes();
         }
         // That nobody reads it is no error.
         (live.deliver)(Event::End(how));

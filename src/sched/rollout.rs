@@ -210,7 +210,7 @@ impl Rollout {
         let load = done.flat_map(|(batch, _)| &batch.groups).fold(RowLoad::default(), RowLoad::with);
         self.advanced(self.worth.of(&load));
         self.queues.set_now(self.from + self.seconds);
-        self.queues.commit(iteration, &parked);
+        self.queues.commit(iteration, &parked, |g| g.tokens);
         let (ended, late) = self.queues.end_complete();
         self.ended = (self.ended.0 + ended, self.ended.1 + late);
         self.policy.observe(&seen);

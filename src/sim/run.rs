@@ -238,7 +238,7 @@ impl Sim<'_> {
             Flow::Async => 2,
         }] += 1;
         self.queues.set_now(self.now);
-        self.queues.commit(&iteration, &lap.parked);
+        self.queues.commit(&iteration, &lap.parked, |g| g.tokens);
         let made = self.tokens(&iteration, &lap.parked);
         if made > 0 {
             self.sums.tokens.push((self.now, made));

@@ -8,7 +8,7 @@ use tandem::engine::{Batcher, Event, Finish, Request};
 use tandem::text::{Ending, Sampler, SamplerParams, Told};
 use tandem::{Error, Result};
 
-use crate::cli::{output, progress};
+use crate::cli::{open, output, progress};
 
 /// Whether Ctrl-C was pressed.
 pub struct Interrupts(Arc<AtomicBool>);
@@ -172,9 +172,7 @@ pub fn run(
         first * 1e3
     ));
     match how {
-        Finish::Failed(error) => {
-            Err(Arc::try_unwrap(error).unwrap_or_else(|error| Error::Run(error.to_string())).into())
-        }
+        Finish::Failed(error) => Err(open::failed(error).into()),
         Finish::Length if settings.max_tokens.is_none_or(|most| tokens < most) => {
             progress::note("the context is full: /clear begins anew, --ctx makes it longer");
             Ok(text)

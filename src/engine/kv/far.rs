@@ -93,7 +93,7 @@ impl FarPolicy {
         FarPolicy { fixed, times, known: HashMap::new(), steps: FarSteps::default() }
     }
 
-    /// The way that groups state until a step is settled.
+    /// The way that groups state until the step's way is chosen.
     pub fn usual(&self) -> Far {
         self.fixed.unwrap_or(Far::Attend)
     }
@@ -104,7 +104,7 @@ impl FarPolicy {
     }
 
     /// Decides how the groups of a step attend tokens away from the device.
-    pub fn settle(&mut self, placement: &Placement, iteration: &mut Iteration) {
+    pub fn choose_way(&mut self, placement: &Placement, iteration: &mut Iteration) {
         let split = |phase: Phase| {
             let groups = || iteration.sub_batches.iter().flat_map(|b| &b.groups);
             groups().any(|g| g.phase == phase && matches!(g.kv, Kv::Split { .. }))
@@ -198,7 +198,7 @@ mod tests {
         let mut chosen = Vec::new();
         for pages in [1, 4, 16, 64, 256, 1024] {
             let mut iteration = step(32 * pages);
-            ways.settle(&placement, &mut iteration);
+            ways.choose_way(&placement, &mut iteration);
             let Kv::Split { far, .. } = iteration.sub_batches[0].groups[0].kv else { unreachable!() };
             let mut of = |far| {
                 set(&mut iteration, [far; 2]);
@@ -218,7 +218,7 @@ mod tests {
             (FarPolicy::new(None, Some(times), false), Far::Attend),
             (FarPolicy::new(None, None, true), Far::Attend),
         ] {
-            ways.settle(&placement, &mut iteration);
+            ways.choose_way(&placement, &mut iteration);
             assert!(matches!(iteration.sub_batches[0].groups[0].kv, Kv::Split { far, .. } if far == want));
             let steps = ways.steps();
             assert_eq!((steps.attend, steps.stream), if want == Far::Attend { (1, 0) } else { (0, 1) });

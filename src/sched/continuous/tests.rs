@@ -23,7 +23,7 @@ fn queues(requests: &[(u32, u32)]) -> (Queues, Vec<RequestId>) {
 fn step(s: &mut Continuous, q: &mut Queues, limits: &Limits) -> Vec<Vec<(u32, u32, u32)>> {
     let decision = s.plan(q, limits, &Untimed);
     q.admit(&decision);
-    q.commit(&decision.iteration, &[]);
+    q.commit(&decision.iteration, &[], |g| g.tokens);
     let groups = |s: &SubBatch| s.groups.iter().map(|g| (g.request.slot, g.first, g.tokens)).collect();
     decision.iteration.sub_batches.iter().map(groups).collect()
 }
@@ -62,7 +62,7 @@ fn one_that_waits_for_pages_is_overtaken_so_often_and_no_more() {
     while !admitted.contains(&ids[1]) {
         let decision = s.plan(&q, &LIMITS, &Untimed);
         q.admit(&decision);
-        q.commit(&decision.iteration, &[]);
+        q.commit(&decision.iteration, &[], |g| g.tokens);
         admitted.extend(decision.admit.into_iter().map(|(id, _)| id));
         // One is over after each step: pages become free one by one.
         let oldest = q.running()[0].id;
@@ -194,7 +194,7 @@ proptest! {
                         prop_assert_eq!(g.wants == Wants::Last, g.end() >= job.prompt);
                         job.stored = g.end();
                     }
-                    q.commit(&decision.iteration, &[]);
+                    q.commit(&decision.iteration, &[], |g| g.tokens);
                     // As long as it may get: over.
                     live.retain(|(id, job)| {
                         let over = job.stored >= job.most;

@@ -95,7 +95,7 @@ impl Rollout {
             self.advanced(n * self.worth.of(&load));
             self.queues.wait(steps - 1);
             self.queues.set_now(self.from + self.seconds);
-            self.queues.commit(&last, &[]);
+            self.queues.commit(&last, &[], |g| g.tokens);
             return 1;
         }
         for step in 1..=steps {

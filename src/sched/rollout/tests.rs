@@ -117,14 +117,14 @@ fn parked_rows_get_their_token_before_a_policy_without_cohorts_goes_on() {
     queues.admit(&Decision { admit, passed: Vec::new(), swaps: Vec::new(), iteration: nothing });
     let prompts: Vec<Group> =
         queues.running().iter().map(|job| job.group(job.prompt, job.home.unwrap())).collect();
-    queues.commit(&Iteration::serial(prompts, false), &[]);
+    queues.commit(&Iteration::serial(prompts, false), &[], |g| g.tokens);
     let cohort: Vec<Group> = queues.running().iter().take(1).map(|job| job.group(1, Side::Host)).collect();
     let overlap = Iteration {
         sub_batches: vec![SubBatch::of(Vec::new()), SubBatch::of(cohort)],
         flow: Flow::Async,
         ..Iteration::serial(Vec::new(), false)
     };
-    queues.commit(&overlap, &[None, Some(0)]);
+    queues.commit(&overlap, &[None, Some(0)], |g| g.tokens);
     for policy in Policy::all() {
         if !policy.serves(&queues, &LIMITS) {
             assert_eq!(policy.name(), "fastdecode", "a request is on the device");

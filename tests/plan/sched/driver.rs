@@ -157,7 +157,7 @@ impl<'a> Driver<'a> {
     }
 
     fn commit(&mut self, iteration: &Iteration, parked: &[Option<u32>]) {
-        self.queues.commit(iteration, parked);
+        self.queues.commit(iteration, parked, |g| g.tokens);
         for (i, batch) in iteration.sub_batches.iter().enumerate() {
             let at = parked.get(i).copied().flatten();
             for group in &batch.groups {

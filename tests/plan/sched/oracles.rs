@@ -153,7 +153,7 @@ fn queues(device: &[u32], host: &[u32]) -> Queues {
         queues.submit(job);
     }
     queues.admit(&decision);
-    queues.commit(&Iteration::serial(groups, true), &[]);
+    queues.commit(&Iteration::serial(groups, true), &[], |g| g.tokens);
     queues
 }
 

@@ -207,7 +207,7 @@ fn crowd(n: u32) -> Queues {
         queues.submit(job);
     }
     queues.admit(&decision);
-    queues.commit(&Iteration::serial(groups, false), &[]);
+    queues.commit(&Iteration::serial(groups, false), &[], |g| g.tokens);
     // And as many that wait.
     for slot in n..2 * n {
         queues.submit(RequestView::new(RequestId { slot, generation: 0 }, 200, 900));
