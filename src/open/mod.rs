@@ -20,6 +20,7 @@
 //! | [`hardware`], [`profiled`], [`measure_machine`] | figures of the machine that times are predicted for |
 
 mod basis;
+mod by_chunk;
 mod check;
 mod decision;
 mod details;

@@ -12,6 +12,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::by_chunk::ByChunk;
 use super::decision::PlacementDecision;
 use super::model::Model;
 use super::predict::{PredictionSubject, RunWork, router};
@@ -20,9 +21,9 @@ use super::source::decimal;
 use super::{Requests, details};
 use crate::cache::KvType;
 use crate::device::{self, Accelerator, Clock, Kind, Rates, Runtime};
-use crate::engine::{Engine, Options, Prepared, Sizes};
+use crate::engine::{Engine, Options, Prepared};
 use crate::host::memory_available;
-use crate::plan::{ExpertCounts, Strategy as System};
+use crate::plan::{Available, ExpertCounts, Strategy as System};
 use crate::progress::{Progress, WorkUnit};
 use crate::simd::Isa;
 use crate::simd::linear::{self, Mode};
@@ -203,7 +204,7 @@ impl Placing<'_> {
     fn anywhere(&self) -> Result<PlacedEngine> {
         let settings = self.settings;
         let Some(kind) = settings.kind() else {
-            let (engine, decision) = self.on_cpu()?;
+            let (engine, decision) = self.on_cpu(self.options)?;
             let predicted = match settings.strategy() {
                 Strategy::CpuOnly => {
                     self.subject(self.options).alone(None, &decision.placement, decision.bytes())?
@@ -212,7 +213,7 @@ impl Placing<'_> {
             };
             return Ok((engine, decision.with(predicted), None));
         };
-        let on_cpu = || self.on_cpu().map(|(engine, decision)| (engine, decision, None));
+        let on_cpu = || self.on_cpu(self.options).map(|(engine, decision)| (engine, decision, None));
         // Before it is opened: a device that was lost on the way is not found any more.
         let there = device::check(&kind).is_ok();
         match self.on_accelerator(&kind) {
@@ -228,16 +229,16 @@ impl Placing<'_> {
         }
     }
 
-    fn on_cpu(&self) -> Result<(Engine, PlacementDecision)> {
+    fn on_cpu(&self, options: &Options) -> Result<(Engine, PlacementDecision)> {
         let (spec, weights) = (self.model.loaded.spec.clone(), &self.model.loaded.weights);
-        let (layers, total) = (spec.n_layers, Prepared::bytes_to_pack(&spec, weights, self.options.isa));
+        let (layers, total) = (spec.n_layers, Prepared::bytes_to_pack(&spec, weights, options.isa));
         let available = memory_available();
         let engine =
             counted(self.progress, total, "packing weights", |done| match self.settings.timed_machine() {
-                None => Engine::new(spec, weights, self.options, done),
+                None => Engine::new(spec, weights, options, done),
                 Some(machine) => {
                     let clock = Arc::new(Clock::new(Rates::of(&machine)?));
-                    Engine::on_emulated_cpu(spec, weights, self.options, clock, done)
+                    Engine::on_emulated_cpu(spec, weights, options, clock, done)
                 }
             })?;
         let decision = PlacementDecision::cpu(layers, engine.memory(), available);
@@ -266,9 +267,20 @@ impl Placing<'_> {
             let predicted = self.subject(&on_device).alone(device, &decision.placement, decision.bytes())?;
             return Ok(runs(engine, decision.with(predicted), runtime));
         };
-        let sizes = Sizes::new(spec, weights, &on_device, &*accelerator)?;
         let info = accelerator.runtime().info().clone();
-        let (chosen, predicted) = self.subject(&on_device).fastest((kind, &info), &sizes, strategies)?;
+        let (chosen, predicted, sizes) = {
+            let available = Available {
+                gpu: accelerator.runtime().memory_free()?,
+                host: memory_available().unwrap_or(u64::MAX),
+                nodes: None,
+            };
+            let chunk = on_device.chunk as u64;
+            let bytes = ByChunk::new(&self.model.loaded, &on_device, &*accelerator, available, chunk)?;
+            let (chosen, predicted) = self.subject(&on_device).fastest((kind, &info), &bytes, strategies)?;
+            let sizes = bytes.sizes(chosen.chunk)?;
+            (chosen, predicted, sizes)
+        };
+        on_device.chunk = chosen.chunk as usize;
         let mut decision = PlacementDecision::of(&chosen, &sizes, name.clone());
         let whole = predicted.considered.iter().find(|c| c.strategy == System::GpuOnly);
         decision.because = whole
@@ -280,7 +292,7 @@ impl Placing<'_> {
         decision.predicted = Some(predicted);
         if decision.placement.is_host_alone() {
             drop((accelerator, runtime));
-            let (engine, _) = self.on_cpu()?;
+            let (engine, _) = self.on_cpu(&Options { chunk: on_device.chunk, ..self.options.clone() })?;
             decision.host = Some((engine.memory(), memory_available()));
             return Ok(runs(engine, decision, None));
         }
