@@ -11,7 +11,16 @@
 //! ncmoe            those of the first blocks on the CPU, as few as fit
 //! experts          those of the first blocks on the CPU, and where all else is, by predicted time
 //! ```
-//! `greedy`, `accelerate`, `flexgen` and `zero-inference` are what others do ([`baselines`]). What the user fixed ([`Fixed`]) binds the strategy that it is of.
+//! `greedy`, `accelerate`, `flexgen` and `zero-inference` are what others do, each as good as its own rules make it. What the user fixed
+//! ([`Fixed`]) binds the strategy that it is of. A strategy is a file: a function from what all share (the planner) to its best candidate.
+//!
+//! | strategy | on the GPU | the other blocks | keys and values | on the CPU |
+//! |---|---|---|---|---|
+//! | `greedy` | as many units as fit | computed by the CPU | beside their blocks | these blocks |
+//! | `accelerate` | as many blocks as fit | copied from pageable memory, each waited for | GPU | nothing |
+//! | `flexgen` | a share of the blocks, searched | streamed ahead from pinned memory | either side | attention, if that is faster |
+//! | `zero-inference` | nothing | streamed ahead from pinned memory | GPU | nothing |
+//! | `stream` | nothing | streamed ahead from pinned memory | either side | attention, if that is faster |
 //!
 //! One placement has two policies: a helm candidate may stream its host blocks to the GPU for long prompts and compute
 //! them in place in decode, where that is predicted to be faster.
@@ -19,14 +28,20 @@
 //! Weights on the host lie where [`Hardware::with_weights_on`] says. Two plans of one request that differ in that are one
 //! by [`Plan::or`], which keeps the faster candidate of each strategy.
 
-mod baselines;
+mod accelerate;
+mod cpu_only;
 mod experts;
+mod flexgen;
+mod gpu_only;
+mod greedy;
 mod helm;
 mod lia;
-mod one_side;
 mod planner;
 mod request;
 mod strategy;
+mod stream;
+mod streamed;
+mod zero_inference;
 
 use serde::Serialize;
 
@@ -133,13 +148,13 @@ pub struct Plan {
 /// The best candidate of a strategy.
 fn best_of(strategy: Strategy, planner: &Planner<'_>) -> Candidate {
     let of: fn(&Planner<'_>) -> Candidate = match strategy {
-        Strategy::CpuOnly => one_side::cpu_only,
-        Strategy::GpuOnly => one_side::gpu_only,
-        Strategy::Greedy => baselines::greedy,
-        Strategy::Accelerate => baselines::accelerate,
-        Strategy::Flexgen => baselines::flexgen,
-        Strategy::ZeroInference => baselines::zero_inference,
-        Strategy::Stream => baselines::stream,
+        Strategy::CpuOnly => cpu_only::candidate,
+        Strategy::GpuOnly => gpu_only::candidate,
+        Strategy::Greedy => greedy::candidate,
+        Strategy::Accelerate => accelerate::candidate,
+        Strategy::Flexgen => flexgen::candidate,
+        Strategy::ZeroInference => zero_inference::candidate,
+        Strategy::Stream => stream::candidate,
         Strategy::Helm => helm::candidate,
         Strategy::Lia => lia::candidate,
         Strategy::CpuMoe => experts::cpu_moe,

@@ -6,8 +6,8 @@ use regex::Regex;
 
 use crate::rooms::repository;
 
-/// Kinds of additions, and the files whose first commit is one. An addition beside the last of its kind may be missing in the table, the
-/// last may not.
+/// Kinds of additions, and the files of which a commit that adds one, and only one, is an addition. Earlier ones may be missing in the
+/// table, the last of a kind may not.
 const KINDS: [(&str, &str); 4] = [
     ("a weight type", ":(glob)src/tensor/formats/*.rs"),
     ("a model family", ":(glob)src/model/arch/*.rs"),
@@ -62,13 +62,29 @@ fn the_last_additions_took_the_files_that_the_table_says() {
         assert_eq!(touched, *files, "files of {subject:?}");
     }
     for (kind, path) in KINDS {
-        let added = git(&["log", "--no-merges", "--diff-filter=A", "--format=%s", "--", path]).unwrap();
-        let last = added.lines().next().expect("an addition");
+        let args = [
+            "log",
+            "--no-merges",
+            "--no-renames",
+            "--diff-filter=A",
+            "--name-only",
+            "--format=%x00%s",
+            "--",
+            path,
+        ];
+        let log = git(&args).unwrap();
+        let last = log.split('\0').skip(1).find_map(added_one).expect("an addition");
         assert!(
             rows.iter().any(|row| row.kind == kind && row.subject == last),
             "the last addition of {kind} has no row in docs/architecture.md: {last:?}"
         );
     }
+}
+
+/// The subject of a commit that added one file, by `log --name-only`.
+fn added_one(commit: &str) -> Option<&str> {
+    let (subject, files) = commit.split_once('\n')?;
+    (files.lines().filter(|file| !file.is_empty()).count() == 1).then_some(subject)
 }
 
 #[test]
@@ -78,5 +94,7 @@ fn rows_are_read_below_their_heading() {
     let rows = table(&format!("\n{text}"));
     assert_eq!(rows.len(), 1);
     assert_eq!((&*rows[0].kind, &*rows[0].subject, rows[0].files), ("a weight type", "Weight type: `x`", 12));
+    assert_eq!(added_one("A file\n\nsrc/a.rs\n"), Some("A file"));
+    assert_eq!(added_one("A file becomes two\n\nsrc/a.rs\nsrc/b.rs\n"), None);
     assert!(counts("src/a.rs") && !counts("src/a/tests.rs") && !counts(""));
 }

@@ -14,7 +14,7 @@
 //! Every unit is priced three times (on the CPU, on the GPU, streamed) for each length of step; a boundary is then two
 //! sums. Keys and values that the GPU's pages cannot hold may stay on the host ([`Spilled`](super::Spilled)).
 
-use super::baselines::filled;
+use super::greedy::filled;
 use super::planner::{CandidateDraft, Planner};
 use super::{Candidate, Strategy};
 use crate::plan::cost::{Direction, Group};
