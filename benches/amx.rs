@@ -33,7 +33,7 @@ mod tiles {
     use tandem::amx::{self, Session, bf16, pack};
     use tandem::host::Pool;
     use tandem::profile;
-    use tandem::profile::{Gauge, Sorted};
+    use tandem::profile::{Gauge, SortedSamples};
     use tandem::simd::Isa;
     use tandem::simd::linear::{Acts, Linear, Mode, Out, linear, pack as packed};
     use tandem::simd::tuning::{LinearTuning, Tuning};
@@ -110,7 +110,7 @@ mod tiles {
         let x: Vec<f32> = (0..m * k).map(|_| rng.uniform()).collect();
         let (mut acts, mut out) = (Acts::default(), vec![0f32; m * n]);
         let mut next = 0;
-        let mut times = vec![Sorted::default(); sets.len() + usize::from(fed.is_some())];
+        let mut times = vec![SortedSamples::default(); sets.len() + usize::from(fed.is_some())];
         let begin = Instant::now();
         loop {
             for (set, times) in sets.iter().zip(&mut times) {
@@ -138,7 +138,7 @@ mod tiles {
             }
             next += 1;
             if test || (next >= 5 && begin.elapsed().as_secs_f64() > 0.15) {
-                return times.iter().map(Sorted::median).collect();
+                return times.iter().map(SortedSamples::median).collect();
             }
         }
     }
@@ -213,7 +213,7 @@ mod tiles {
         let weights = vec![one; copies];
         let x: Vec<f32> = (0..m * k).map(|_| rng.uniform()).collect();
         let bf16: Vec<u16> = x.iter().map(|&v| half::bf16::from_f32(v).to_bits()).collect();
-        let (mut out, mut times) = (vec![0f32; m * n], Sorted::default());
+        let (mut out, mut times) = (vec![0f32; m * n], SortedSamples::default());
         let (begin, mut next) = (Instant::now(), 0);
         loop {
             let sample = gauge.sample(pool, || {

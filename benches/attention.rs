@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use tandem::cache::{KvGeometry, KvType, LayerKv, PAGE_TOKENS, PagePool};
 use tandem::host::Pool;
-use tandem::profile::{Gauge, Sorted};
+use tandem::profile::{Gauge, SortedSamples};
 use tandem::simd::Isa;
 use tandem::simd::attention::{AttnPlan, AttnShape, SeqRows};
 use tandem::simd::tuning::Tuning;
@@ -282,7 +282,7 @@ fn run(
         println!("{title:<46} verified");
         return;
     }
-    let mut times = Sorted::default();
+    let mut times = SortedSamples::default();
     let begin = Instant::now();
     let mut i = 0;
     while i < 5 || (begin.elapsed().as_millis() < 300 && i < 2000) {

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use tandem::host::Pool;
 use tandem::profile;
-use tandem::profile::{Gauge, Sorted};
+use tandem::profile::{Gauge, SortedSamples};
 use tandem::simd::Isa;
 use tandem::simd::linear::{Acts, Linear, Mode, Out, linear};
 use tandem::tensor::{Bytes, DType, Tensor};
@@ -92,7 +92,7 @@ fn main() {
                     };
                     let t = once(&mut next);
                     let reps = if test { 0 } else { ((0.15 / t) as usize).clamp(5, 400) };
-                    let mut times = Sorted::default();
+                    let mut times = SortedSamples::default();
                     (0..reps).for_each(|_| times.push(gauge.sample(&pool, || once(&mut next))));
                     verify(&w, &x, &out, n, k, &format!("{line} M={m}"));
                     if test {

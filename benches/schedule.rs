@@ -69,7 +69,7 @@ impl Crowd {
             }
         }
         crowd.queues.admit(&decision);
-        crowd.queues.commit(&Iteration::serial(stored, false), &[]);
+        crowd.queues.commit(&Iteration::serial(stored, false), &[], |g| g.tokens);
         crowd
     }
 
@@ -96,7 +96,7 @@ impl Crowd {
             _ => None,
         };
         let parked: Vec<_> = iteration.sub_batches.iter().enumerate().map(next).collect();
-        self.queues.commit(&iteration, &parked);
+        self.queues.commit(&iteration, &parked, |g| g.tokens);
         let over: Vec<_> =
             self.queues.running().iter().filter(|j| j.stored >= j.most).map(|j| j.id).collect();
         for id in over {

@@ -26,9 +26,9 @@
 //        split (three dependent loads, ~2 us of the ~14 us that 4 blocks an SM take for 256 tokens, behind other
 //        blocks) and 6% partials
 // narrow-loads 0 decode_attention_*
-// error  f32 accumulation and softmax, P rounded to T (and summed as rounded): tests/gpu_attention.rs
+// error  f32 accumulation and softmax, P rounded to T (and summed as rounded): tests/gpu/kernels/attention/
 // order  splits lie at fixed tokens, warps and splits are merged in order: bits depend on the row alone
-// oracle f64 in tests/gpu_attention.rs
+// oracle f64 in tests/gpu/kernels/attention/
 // refs   Milakov & Gimelshein 2018; Dao 2023 (flash-decoding); Kwon 2023 (paged KV); Ye 2025 (FlashInfer: host planning)
 // no-spill all
 // no-stack all

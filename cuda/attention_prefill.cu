@@ -24,9 +24,9 @@
 //        50-60% of peak on sm_80..89 and 30-35% on sm_90, which has attention_prefill_sm90a.cu. q8: a warp converts each
 //        tile anew, 2.5 instructions a pair of codes beside 1/8 mma: predicted 0.6-0.7 of the rate of 16 bits
 // narrow-loads 2 all (numbers of a tile's pages)
-// error  f32 accumulation and softmax, P rounded to T: tests/gpu_attention.rs
+// error  f32 accumulation and softmax, P rounded to T: tests/gpu/kernels/attention/
 // order  key tiles lie at multiples of BC, masked ones change nothing: bits depend on the row alone, not on its tile
-// oracle f64 in tests/gpu_attention.rs
+// oracle f64 in tests/gpu/kernels/attention/
 // refs   Dao 2022, 2023 (FlashAttention 1, 2); Kwon 2023 (paged KV)
 // no-spill all
 // no-stack all

@@ -18,7 +18,7 @@
 // bound  matrix units: 4 * queries * keys * D flops; the two products of a tile take 1024 cycles a consumer at D = 128, its
 //        8192 exp2 512 cycles of the special function unit, beside the other consumer's products. The same structure
 //        reaches 570 of 989 TFLOP/s in FlashAttention-3's ablation: predicted 50-57%
-// error  f32 accumulation and softmax, P rounded to T: tests/gpu_attention.rs
+// error  f32 accumulation and softmax, P rounded to T: tests/gpu/kernels/attention/
 // order  key tiles lie at multiples of KEYS, masked ones change nothing: bits depend on the row alone, not on its tile
 // refs   Shah 2024 (FlashAttention-3); CUTLASS sm90 collectives (descriptors of MN-major operands)
 // no-spill all

@@ -1,7 +1,7 @@
 // conformance.cu    what every wrapper of ptx.cuh does, dumped: for a GPU to be compared with the PTX ISA
 //
 // Kernels are tested through host emulation, which is our reading of the ISA. These kernels run one wrapper each on
-// given operands; tests/gpu_conformance.rs states the ISA's layouts once more, independently, and compares both the
+// given operands; tests/gpu/kernels/conformance/ states the ISA's layouts once more, independently, and compares both the
 // emulation and, where there is one, the device with it.
 //
 // in, out  32-bit words unless said otherwise, [thread][operand] and [thread][result]

@@ -5,7 +5,7 @@
 // tiles, loads, order, error    linear_dense.cu: a token's bits depend on no other token of its group
 // bound  memory while groups are small: 2*n*k bytes an expert (its groups follow each other and share them in L2).
 //        Padding of a group to TM costs tensor-core slots only
-// oracle f64, tests/gpu/kernels/experts.rs
+// oracle f64, tests/gpu/kernels/experts/
 // no-spill all
 // narrow-loads 0 all
 // no-stack all

@@ -6,7 +6,7 @@
 // in     w T[slot][n][k], x T[places][ldx], groups of at most 4 places       out    y f32 or T [places][ldy], see abi/experts.h
 // launch grid (ceil(pairs / (8/k_warps)), groups), block 256, shared 8 * 2 * 4 * 4 bytes
 // loads, bound, order, error    gemv.cu; weights of an expert are read once for every 4 of its tokens
-// oracle f64, tests/gpu/kernels/experts.rs
+// oracle f64, tests/gpu/kernels/experts/
 // no-spill all
 // narrow-loads 0 all
 // no-stack all

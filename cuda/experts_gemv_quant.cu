@@ -4,7 +4,7 @@
 // launch grid (ceil(n/16), groups), block 256, shared 8 * 512 bytes
 // loads, bound, order, error    gemv_quant.cu, of one split: a token's bits depend on no other token of its group;
 //                               weights of an expert are read once for every 4 of its tokens
-// oracle f64 on dequantised weights, tests/gpu/kernels/experts.rs
+// oracle f64 on dequantised weights, tests/gpu/kernels/experts/
 // modules mxfp4 q4_0 q4_1 q4_k q5_0 q5_1 q5_k q6_k q8_0
 // no-spill all
 // no-stack all

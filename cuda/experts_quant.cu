@@ -3,7 +3,7 @@
 // in     w packed (quant_tile.cuh) [slot], x T[places][ldx], groups of at most 8 NT places       out    y, see abi/experts.h
 // launch grid (ceil(n / 64R), groups), block 256, shared stages * stage_bytes (Ring); one split: groups make blocks enough
 // tiles, loads, bound, order, error    linear_quant.cu: a token's bits depend on no other token of its group
-// oracle f64 on dequantised weights, tests/gpu/kernels/experts.rs
+// oracle f64 on dequantised weights, tests/gpu/kernels/experts/
 // modules mxfp4 q4_0 q4_1 q4_k q5_0 q5_1 q5_k q6_k q8_0
 // no-spill all
 // no-stack all

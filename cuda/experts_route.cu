@@ -16,7 +16,7 @@
 //        the kernel and on d alone. Weights: chosen ones in their order; of all, by lane, then lanes by halves
 // error  logits: (d/32 + 14) * 2^-24 * (sum |R x| + |b|), fused products. Weights: a few ulp of exp, E/32 + 6 roundings
 // nan    a logit that is no number counts as -inf for the choice, and makes the weights that it is part of NaN
-// oracle src/reference/experts.rs, tests/gpu/kernels/experts.rs
+// oracle src/reference/experts.rs, tests/gpu/kernels/experts/
 // no-spill all
 // no-stack all
 #include "common.cuh"

@@ -9,7 +9,7 @@
 // bound  memory: 4*places*d bytes (x comes from L2: used times each row), (4*used + 8)*rows*d bytes
 // order  j ascending: a row's bits depend on its own choices alone
 // error  combine: 2 (used + 4) 2^-24 of the sum of magnitudes, and the sigmoid's few ulp
-// oracle f64, tests/gpu/kernels/experts.rs
+// oracle f64, tests/gpu/kernels/experts/
 // no-spill all
 // no-stack all
 #include "common.cuh"

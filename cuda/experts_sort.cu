@@ -16,7 +16,7 @@
 //        ten ballots and a count in shared memory, then as many independent rounds: estimated 50 us, where the products
 //        of these rows take milliseconds. Nothing here was measured yet
 // order  exact; no atomics
-// oracle a sort, tests/gpu/kernels/experts.rs
+// oracle a sort, tests/gpu/kernels/experts/
 // no-spill all
 // no-stack all
 #include "common.cuh"

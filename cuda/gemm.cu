@@ -9,7 +9,7 @@
 // narrow-loads 0 all
 // no-stack all
 // bound  matrix units; per k16 a warp reads 4 KiB of shared memory for 65536 multiply-adds
-// error  f32 sums in the order of k, splits added in order; tolerance derived in tests/gpu_gemm.rs
+// error  f32 sums in the order of k, splits added in order; tolerance derived in tests/gpu/kernels/gemm.rs
 // refs   CUTLASS "efficient GEMM" (multistage mainloop); Marlin (weights as the m16 operand)
 #include "gemm_tiles.cuh"
 #include "ptx.cuh"

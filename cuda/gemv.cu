@@ -18,7 +18,7 @@
 // order  a lane adds its columns in ascending order, lanes by halves (16, 8, .. 1), slices in ascending order: the
 //        same for every M, so a row's result does not depend on its batch.
 // error  f32 sums of exact products: (k/(32*k_warps) + 5 + k_warps) * 2^-24 * sum |w x|
-// oracle f64, tests/gpu_linear.rs
+// oracle f64, tests/gpu/kernels/linear.rs
 // no-spill all
 // narrow-loads 0 all
 // no-stack all

@@ -18,7 +18,7 @@
 //        A100 has twice as many, A10 four times.
 // order  tiles ascending in a warp, warps ascending, splits ascending: whatever the other tokens of the batch
 // error  f32 sums of exact products; (k/16 + 8 + splits) * 2^-23 * sum |w x| + the same with |m x| for minima
-// oracle f64 on dequantised weights, tests/gpu_quant.rs
+// oracle f64 on dequantised weights, tests/gpu/kernels/quant.rs
 // modules mxfp4 q4_0 q4_1 q4_k q5_0 q5_1 q5_k q6_k q8_0
 // no-spill all
 // no-stack all

@@ -14,8 +14,8 @@
 // in     w T[n][k], x T[m][ldx], 16-byte aligned, k % 8 == 0       out    y f32 or T [m][ldy], see abi/linear.h
 // launch grid (ceil(m/TM), ceil(n/BN), splits), block 256, shared stages * (BN + TM) * 128 bytes
 // order  k16 slices ascending within a warp, then WK, then splits: fixed by n, k and the device, never by m
-// error  f32 sums of exact products: (k/16 + WK + splits) roundings of sums of 16, see tests/gpu_linear.rs
-// oracle f64, tests/gpu_linear.rs
+// error  f32 sums of exact products: (k/16 + WK + splits) roundings of sums of 16, see tests/gpu/kernels/linear.rs
+// oracle f64, tests/gpu/kernels/linear.rs
 //
 //                                          stages of T4,    their shared     KiB of weights    registers
 //   kernel  BN  TM  WN WM WK  warp tile     A10, H200            KiB         in flight, H200     75, 80, 90

@@ -23,7 +23,7 @@
 //        Beyond 64 tokens weights are read and dequantised once per 64 tokens.
 // order  k ascending in a warp, halves, splits ascending: whatever the other tokens of the batch
 // error  f32 sums of exact products; (k/16 + 2 + splits) * 2^-23 * sum |w x| + the same with |m x| for minima
-// oracle f64 on dequantised weights, tests/gpu_quant.rs
+// oracle f64 on dequantised weights, tests/gpu/kernels/quant.rs
 // refs   Frantar et al. 2024 (Marlin): fragment order, ring, split-k
 // modules mxfp4 q4_0 q4_1 q4_k q5_0 q5_1 q5_k q6_k q8_0
 // no-spill all

@@ -31,7 +31,7 @@ fn told(error: std::io::Error) -> std::io::Error {
     std::io::Error::new(error.kind(), format!("cannot be written: {why}"))
 }
 
-/// Refuses a path that cannot be written, by making a file beside it that goes at once: before long work, not after it.
+/// Refuses a path that cannot be written, before long work and not after it: creates a temporary file in its folder and removes it.
 ///
 /// # Errors
 /// [`Error::Io`].

@@ -4,7 +4,7 @@
 /// Listens to work, from any of its threads.
 pub trait Progress: Sync {
     /// A stretch of work on `what` begins: `total` of `unit` (if known).
-    fn begin(&self, _what: &str, _total: Option<u64>, _unit: Unit) {}
+    fn begin(&self, _what: &str, _total: Option<u64>, _unit: WorkUnit) {}
     /// So much of it is done.
     fn at(&self, _done: u64) {}
     /// The stretch is over.
@@ -17,7 +17,7 @@ pub trait Progress: Sync {
 
 /// What a stretch of work is counted in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
+pub enum WorkUnit {
     /// Bytes.
     Bytes,
     /// Steps, tokens or other things.

@@ -1,7 +1,7 @@
 // planted_gemm.cu    ../gemm.cu and ../gemm_sm90a.cu with one mistake each, which the checker must catch
 //
 // The kernels' own text is compiled again with one wrapper replaced (and without its kernels, which exist already).
-// Never for a GPU: that takes cuda/*.cu only. tests/gpu_gemm.rs launches them.
+// Never for a GPU: that takes cuda/*.cu only. tests/gpu/kernels/gemm.rs launches them.
 #include "../include/gemm_tiles.cuh"
 #include "../include/ptx.cuh"
 

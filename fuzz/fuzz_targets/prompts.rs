@@ -47,9 +47,9 @@ fuzz_target!(|data: &[u8]| {
             }
             Ok(line) => {
                 match &line.ask {
-                    lines::Ask::Text(text) => assert!(!text.is_empty()),
-                    lines::Ask::Tokens(ids) => assert!(!ids.is_empty()),
-                    lines::Ask::Messages(messages) => assert!(!messages.is_empty()),
+                    lines::LineInput::Text(text) => assert!(!text.is_empty()),
+                    lines::LineInput::Tokens(ids) => assert!(!ids.is_empty()),
+                    lines::LineInput::Messages(messages) => assert!(!messages.is_empty()),
                 }
                 let own = line.sampling;
                 for number in [own.temp, own.top_p, own.min_p, own.repeat_penalty].into_iter().flatten() {

@@ -2,10 +2,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tandem::workload::{Arrival, MOST_TOKENS, Trace};
+use tandem::workload::{Arrival, MOST_TOKENS, TraceFile};
 
 fuzz_target!(|data: &[u8]| {
-    let read = |limit| Trace::read("fuzz", data, limit, |_| ());
+    let read = |limit| TraceFile::read("fuzz", data, limit, |_| ());
     let Ok(trace) = read(None) else {
         // A header that is wrong is so for one row, too; and rows come after it.
         return drop(read(Some(1)));

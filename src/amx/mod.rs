@@ -76,7 +76,7 @@ pub use available::available;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub use detect::hardware;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub use peak::{Peak, peak, tile_loads};
+pub use peak::{ThreadPeak, peak, tile_loads};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub use session::Session;
 

@@ -15,7 +15,7 @@ use super::session::{Session, Shapes};
 
 /// Operations (a multiplication and an addition are two) a second of one thread.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Peak {
+pub struct ThreadPeak {
     /// bf16 products, tiles only.
     pub bf16_tiles: f64,
     /// bf16 products in 2x2 blocks with tile loads from L1.
@@ -27,7 +27,7 @@ pub struct Peak {
 }
 
 /// Measures this thread's core, in about 0.2 s; `None` without AMX hardware.
-pub fn peak() -> Option<Peak> {
+pub fn peak() -> Option<ThreadPeak> {
     super::hardware().ok()?;
     let mut session = Session::open().ok()?;
     let mut buffers = Buffers::default();
@@ -43,7 +43,7 @@ pub fn peak() -> Option<Peak> {
         }
         (n * products) as f64 * ops / best.as_secs_f64()
     };
-    Some(Peak {
+    Some(ThreadPeak {
         bf16_tiles: rate(bf16_tiles, 6, bf16),
         bf16_from_l1: rate(bf16_from_l1, 4, bf16),
         int8_tiles: rate(int8_tiles, 6, int8),

@@ -68,7 +68,7 @@ impl Shapes {
 
     /// The 64 bytes that LDTILECFG reads: palette 1, start row 0, bytes a row (u16) from byte 16, rows
     /// (u8) from byte 48.
-    pub const fn encode(&self) -> Config {
+    pub const fn encode(&self) -> TileConfig {
         let mut bytes = [0u8; 64];
         bytes[0] = 1;
         let mut t = 0;
@@ -77,14 +77,14 @@ impl Shapes {
             bytes[16 + 2 * t] = self.0[t].1;
             t += 1;
         }
-        Config(bytes)
+        TileConfig(bytes)
     }
 }
 
 /// The memory image of a tile configuration, in one cache line.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
-pub struct Config(pub [u8; 64]);
+pub struct TileConfig(pub [u8; 64]);
 
 thread_local! {
     /// `None`: unknown, this thread has executed neither LDTILECFG nor TILERELEASE.

@@ -30,7 +30,7 @@ pub use layer::{KvElement, LayerKv};
 pub use pages::{PageContent, PageList};
 pub use pool::{HUGE_FROM, PagePool};
 pub use rows::SeqRows;
-pub use split::{PageMove, SplitTable};
+pub use split::{PageCopy, SplitTable};
 pub use table::BlockTable;
 
 /// Tokens per page.

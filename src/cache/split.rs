@@ -5,7 +5,7 @@
 //!         │ host pages │ device pages │        the boundary is a multiple of the page
 //! ```
 //!
-//! Moving the boundary returns a list of [`PageMove`]s. The caller copies these pages and reports the end of the
+//! Moving the boundary returns a list of [`PageCopy`]s. The caller copies these pages and reports the end of the
 //! copies. Until then no other sequence can take a page of the list, even if this sequence is freed: the copy reads the
 //! old pages and writes the new ones.
 
@@ -14,7 +14,7 @@ use crate::Result;
 
 /// A page to copy from one side to the other, in all layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PageMove {
+pub struct PageCopy {
     /// The page on the device.
     pub device: u32,
     /// The page on the host.
@@ -23,12 +23,12 @@ pub struct PageMove {
     pub tokens: usize,
 }
 
-impl PageMove {
+impl PageCopy {
     /// Records that these copies have ended, and frees pages that have no owner.
     ///
     /// # Panics
     /// If they are not in flight.
-    pub fn finish(moves: &[PageMove], device: &mut PageList, host: &mut PageList) {
+    pub fn finish(moves: &[PageCopy], device: &mut PageList, host: &mut PageList) {
         for m in moves {
             device.copy_ended(m.device);
             host.copy_ended(m.host);
@@ -123,7 +123,7 @@ impl SplitTable {
     ///
     /// # Panics
     /// If fewer pages are [evictable](SplitTable::n_evictable).
-    pub fn evict(&mut self, device: &mut PageList, host: &mut PageList, n: usize) -> Result<Vec<PageMove>> {
+    pub fn evict(&mut self, device: &mut PageList, host: &mut PageList, n: usize) -> Result<Vec<PageCopy>> {
         assert!(n <= self.n_evictable(), "{n} pages to evict, {} are full", self.n_evictable());
         self.move_up(device, host, n)
     }
@@ -132,7 +132,7 @@ impl SplitTable {
     ///
     /// # Errors
     /// As [`SplitTable::evict`].
-    pub fn swap_out(&mut self, device: &mut PageList, host: &mut PageList) -> Result<Vec<PageMove>> {
+    pub fn swap_out(&mut self, device: &mut PageList, host: &mut PageList) -> Result<Vec<PageCopy>> {
         let stored = KvGeometry::pages_for(self.len).saturating_sub(self.host.len());
         let moves = self.move_up(device, host, stored)?;
         // Reserved room without tokens is not worth a copy.
@@ -141,14 +141,14 @@ impl SplitTable {
         Ok(moves)
     }
 
-    fn move_up(&mut self, device: &mut PageList, host: &mut PageList, n: usize) -> Result<Vec<PageMove>> {
+    fn move_up(&mut self, device: &mut PageList, host: &mut PageList, n: usize) -> Result<Vec<PageCopy>> {
         let first = self.host.len();
         let to = take(host, n)?;
-        let moves: Vec<PageMove> = to
+        let moves: Vec<PageCopy> = to
             .iter()
             .zip(self.device.drain(..n))
             .enumerate()
-            .map(|(i, (&host, device))| PageMove { device, host, tokens: tokens_of(self.len, first + i) })
+            .map(|(i, (&host, device))| PageCopy { device, host, tokens: tokens_of(self.len, first + i) })
             .collect();
         self.host.extend(to);
         for m in &moves {
@@ -168,17 +168,17 @@ impl SplitTable {
     /// # Panics
     /// If fewer pages are on the host, or if `n` is 0 for a sequence that grows on the host and whose last page is not
     /// full.
-    pub fn recall(&mut self, device: &mut PageList, host: &mut PageList, n: usize) -> Result<Vec<PageMove>> {
+    pub fn recall(&mut self, device: &mut PageList, host: &mut PageList, n: usize) -> Result<Vec<PageCopy>> {
         let stored = KvGeometry::pages_for(self.len).min(self.host.len());
         let rest = stored.checked_sub(n).expect("as many pages on the host as are recalled");
         assert!(n > 0 || !self.on_host || self.len.is_multiple_of(PAGE_TOKENS), "the last page is not full");
         let to = take(device, n)?;
         self.host.drain(stored..).for_each(|page| host.free(page));
-        let moves: Vec<PageMove> = to
+        let moves: Vec<PageCopy> = to
             .iter()
             .zip(self.host.drain(rest..))
             .enumerate()
-            .map(|(i, (&device, host))| PageMove { device, host, tokens: tokens_of(self.len, rest + i) })
+            .map(|(i, (&device, host))| PageCopy { device, host, tokens: tokens_of(self.len, rest + i) })
             .collect();
         self.device.splice(..0, to);
         self.on_host = false;
@@ -194,7 +194,7 @@ impl SplitTable {
     ///
     /// # Errors
     /// As [`SplitTable::recall`].
-    pub fn swap_in(&mut self, device: &mut PageList, host: &mut PageList) -> Result<Vec<PageMove>> {
+    pub fn swap_in(&mut self, device: &mut PageList, host: &mut PageList) -> Result<Vec<PageCopy>> {
         self.recall(device, host, KvGeometry::pages_for(self.len).min(self.host.len()))
     }
 
@@ -203,7 +203,7 @@ impl SplitTable {
     ///
     /// # Panics
     /// If the sequence's newest host pages are not those that `moves` went to.
-    pub fn undo_evict(&mut self, device: &mut PageList, host: &mut PageList, moves: &[PageMove]) {
+    pub fn undo_evict(&mut self, device: &mut PageList, host: &mut PageList, moves: &[PageCopy]) {
         if moves.is_empty() {
             return;
         }
@@ -220,14 +220,14 @@ impl SplitTable {
             device.unfree(m.device);
             host.free(m.host);
         }
-        PageMove::finish(moves, device, host);
+        PageCopy::finish(moves, device, host);
     }
 
     /// Undoes the last [`recall`](SplitTable::recall) after its copies failed: the pages on the host are still valid.
     ///
     /// # Panics
     /// If the sequence's oldest device pages are not those that `moves` went to.
-    pub fn undo_recall(&mut self, device: &mut PageList, host: &mut PageList, moves: &[PageMove]) {
+    pub fn undo_recall(&mut self, device: &mut PageList, host: &mut PageList, moves: &[PageCopy]) {
         if moves.is_empty() {
             return;
         }
@@ -239,7 +239,7 @@ impl SplitTable {
             host.unfree(m.host);
             device.free(m.device);
         }
-        PageMove::finish(moves, device, host);
+        PageCopy::finish(moves, device, host);
         if self.boundary() > self.len {
             self.grow_on_host(device);
         }
@@ -339,7 +339,7 @@ mod tests {
         assert_eq!((t.boundary(), t.device_pages()), (64, &before[2..]));
         assert_eq!((device.n_free(), device.n_waiting()), (0, 2), "the copy reads them still");
         t.reserve(&mut device, &mut host, 40).expect_err("no free page yet");
-        PageMove::finish(&moves, &mut device, &mut host);
+        PageCopy::finish(&moves, &mut device, &mut host);
         assert_eq!((device.n_free(), device.n_waiting()), (2, 0));
         t.reserve(&mut device, &mut host, 40).unwrap();
         assert_eq!(t.device_pages().len(), 3);
@@ -357,7 +357,7 @@ mod tests {
         t.reserve(&mut device, &mut host, 30).unwrap();
         t.advance(30);
         assert_eq!((t.host_pages().len(), t.device_pages().len(), t.grows_on_host()), (3, 0, true));
-        PageMove::finish(&moves, &mut device, &mut host);
+        PageCopy::finish(&moves, &mut device, &mut host);
         let back = t.recall(&mut device, &mut host, 2).unwrap();
         assert_eq!(back.iter().map(|m| m.tokens).collect::<Vec<_>>(), [32, 6]);
         assert_eq!((t.boundary(), t.device_pages().len(), t.grows_on_host()), (32, 2, false));
@@ -370,7 +370,7 @@ mod tests {
         t.reserve(&mut device, &mut host, 128).unwrap();
         t.advance(128);
         let moves = t.evict(&mut device, &mut host, 3).unwrap();
-        PageMove::finish(&moves, &mut device, &mut host);
+        PageCopy::finish(&moves, &mut device, &mut host);
         t.truncate(&mut device, &mut host, 64);
         assert_eq!((t.boundary(), t.grows_on_host()), (64, false), "the last page is full");
         t.truncate(&mut device, &mut host, 50);
@@ -402,8 +402,8 @@ mod tests {
         t.reserve(&mut device, &mut host, 32).unwrap();
         t.advance(32);
         let moves = t.evict(&mut device, &mut host, 1).unwrap();
-        PageMove::finish(&moves, &mut device, &mut host);
-        PageMove::finish(&moves, &mut device, &mut host);
+        PageCopy::finish(&moves, &mut device, &mut host);
+        PageCopy::finish(&moves, &mut device, &mut host);
     }
 
     #[derive(Debug, Clone)]
@@ -444,7 +444,7 @@ mod tests {
             let (mut device, mut host) = lists(n_device, n_host);
             let mut tables = [SplitTable::on_device(), SplitTable::on_device(), SplitTable::on_host()];
             let mut lens = [0usize; 3];
-            let mut flying: Vec<Vec<PageMove>> = Vec::new();
+            let mut flying: Vec<Vec<PageCopy>> = Vec::new();
             // The newest moves, if their sequence has not changed since: the sequence, and whether they went to the
             // host.
             let mut undoable: Option<(usize, bool)> = None;
@@ -488,7 +488,7 @@ mod tests {
                         lens[s] = 0;
                     }
                     Op::Finish if !flying.is_empty() => {
-                        PageMove::finish(&flying.remove(0), &mut device, &mut host);
+                        PageCopy::finish(&flying.remove(0), &mut device, &mut host);
                     }
                     Op::Fail if undoable.is_some() && !flying.is_empty() => {
                         let moves = flying.pop().expect("not empty");
@@ -526,7 +526,7 @@ mod tests {
                     prop_assert!(t.on_host || t.boundary() <= len, "host pages are full but where it grows");
                 }
             }
-            flying.iter().for_each(|m| PageMove::finish(m, &mut device, &mut host));
+            flying.iter().for_each(|m| PageCopy::finish(m, &mut device, &mut host));
             tables.iter_mut().for_each(|t| t.free(&mut device, &mut host));
             prop_assert_eq!((device.n_free(), host.n_free()), (n_device, n_host));
         }

@@ -19,7 +19,7 @@ pub const COHORTS: std::ops::RangeInclusive<i64> = 1..=8;
 /// What schedulers expect of the lengths of answers: as long as those that have ended by themselves, or as long as they may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[allow(missing_docs)] // help of single values would double the length of all help
-pub enum Lengths {
+pub enum LengthsChoice {
     Learned,
     Allowed,
 }
@@ -53,11 +53,11 @@ pub struct EngineArgs {
     /// What schedulers expect of the lengths of answers, of many requests: as long as those that have ended, or as long as allowed
     /// [default: learned].
     #[arg(long, value_enum, value_name = "HOW")]
-    pub lengths: Option<Lengths>,
+    pub lengths: Option<LengthsChoice>,
     /// How pages that left the GPU are attended: by the CPU in place, or streamed to the GPU [default: in each
     /// step the way of the least predicted time].
     #[arg(long, value_enum, value_name = "HOW")]
-    pub far: Option<Far>,
+    pub far: Option<FarChoice>,
     /// Most memory to use on the GPU, like 6GiB [default: all that is free].
     #[arg(long, value_parser = size, value_name = "SIZE", allow_hyphen_values = true)]
     pub gpu_memory: Option<u64>,
@@ -98,7 +98,7 @@ impl EngineArgs {
             kv_pages: self.kv_pages.map(|n| n as usize),
             far: self.far.map(Into::into),
             cohorts: self.cohorts.map(|n| n as usize),
-            learns_lengths: self.lengths.map(|how| how == Lengths::Learned),
+            learns_lengths: self.lengths.map(|how| how == LengthsChoice::Learned),
             gpu_memory: self.gpu_memory,
             threads: self.threads.map(|n| n as usize),
             weights_node: self.weights_node.clone(),
@@ -231,16 +231,16 @@ impl FromStr for Policies {
 /// How pages of keys and values that left the GPU are attended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[allow(missing_docs)]
-pub enum Far {
+pub enum FarChoice {
     Attend,
     Stream,
 }
 
-impl From<Far> for tandem::program::Far {
-    fn from(far: Far) -> tandem::program::Far {
+impl From<FarChoice> for tandem::program::Far {
+    fn from(far: FarChoice) -> tandem::program::Far {
         match far {
-            Far::Attend => tandem::program::Far::Attend,
-            Far::Stream => tandem::program::Far::Stream,
+            FarChoice::Attend => tandem::program::Far::Attend,
+            FarChoice::Stream => tandem::program::Far::Stream,
         }
     }
 }

@@ -1,16 +1,21 @@
 //! `tandem bench`: prefill and decode speed of a model, or how it serves a trace of requests.
+//!
+//! Prefill is timed by requests for no token, decode by a batch of greedy requests after all their prompts: the loop is the one that
+//! serves requests, so its own time counts.
 
 mod replay;
 mod trace;
 
 use std::path::PathBuf;
+use std::sync::mpsc::Receiver;
 
 use tandem::Error;
 use tandem::cache::KvType;
-use tandem::engine::{Engine, NewTokens};
+use tandem::engine::{Batcher, Engine, Event, Finish, Request};
 use tandem::model::ModelSpec;
-use tandem::open::{Demand, Use};
-use tandem::program::{RequestId, Wants};
+use tandem::open::{Demand, RunWork};
+use tandem::program::Phase;
+use tandem::sched::{Continuous, Decision, Limits, Predict, Queues, Strategy, Untimed};
 use tandem::workload::Source;
 
 use super::args::EngineArgs;
@@ -41,7 +46,7 @@ pub struct Args {
     #[arg(long, default_value = "1", value_delimiter = ',', value_name = "B,...", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch: Vec<u32>,
-    /// Tokens already in the context when decoding starts.
+    /// Tokens already in the context when decoding starts; at least 1 is there.
     #[arg(
         long,
         default_value = "0",
@@ -148,7 +153,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let opened = open::open(args.model.as_deref())?;
     let max = |v: &[u32]| v.iter().copied().max().unwrap_or(0) as usize;
     let (gen_tokens, depth, batch) = (args.r#gen as usize, max(&args.depth), max(&args.batch).max(1));
-    let decode_context = if gen_tokens > 0 { depth + gen_tokens } else { 0 };
+    let decode_context = if gen_tokens > 0 { depth.max(1) + gen_tokens } else { 0 };
     let wanted = max(&args.prompt).max(decode_context).max(1);
     let context = args.engine.ctx.map_or(wanted, |c| c as usize);
     if context < wanted {
@@ -157,10 +162,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let sequences = if gen_tokens > 0 { batch } else { 1 };
     // The longest prompt that is measured.
     let prompt = max(&args.prompt).max(depth).max(1);
-    let work = Use { prompt, gen_len: gen_tokens, batch: sequences };
+    let work = RunWork { prompt, gen_len: gen_tokens, batch: sequences };
     let demand = Demand { context, sequences, logits: sequences, pages: None, work };
     let mut running = open::engine(&opened, &args.engine, &demand)?;
-    let engine = &mut running.engine;
+    let mut requests = Batcher::with(running.engine, Box::<PromptsFirst>::default(), Box::new(Untimed));
     let mut rows = Vec::new();
     if !args.json {
         output::line(&format!(
@@ -169,7 +174,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         ))?;
     }
     for &prompt in args.prompt.iter().filter(|&&p| p > 0) {
-        let row = prefill(engine, prompt as usize, args.repeat as usize)?;
+        let row = prefill(&mut requests, prompt as usize, args.repeat as usize)?;
         if !args.json {
             output::line(&row.line())?;
         }
@@ -177,16 +182,18 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     for &depth in args.depth.iter().filter(|_| gen_tokens > 0) {
         for &batch in &args.batch {
-            let mut row = decode(engine, batch as usize, depth as usize, gen_tokens, args.repeat as usize)?;
+            let (batch, depth) = (batch as usize, depth as usize);
+            let mut row = decode(&mut requests, batch, depth, gen_tokens, args.repeat as usize)?;
             // All types of 16 bits take the same.
             let kv = args.engine.kv_type.unwrap_or(KvType::BF16);
-            row.gb_s = gb_s(engine, &row, kv);
+            row.gb_s = gb_s(requests.engine(), &row, kv);
             if !args.json {
                 output::line(&row.line())?;
             }
             rows.push(row);
         }
     }
+    running.engine = requests.into_engine();
     if args.json {
         return output::json(&serde_json::json!({
             "model": opened.name,
@@ -204,15 +211,47 @@ fn tokens(n: usize, vocab: usize, seed: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * 7919 + seed * 104_729 + 13) % vocab) as u32).collect()
 }
 
-fn prefill(engine: &mut Engine, prompt: usize, repeat: usize) -> anyhow::Result<Row> {
-    let ids = tokens(prompt, engine.spec().vocab, 0);
+/// Continuous batching whose decode rows wait until no prompt has rows left: all requests then decode from the same depth on.
+#[derive(Default)]
+struct PromptsFirst(Continuous);
+
+impl Strategy for PromptsFirst {
+    fn name(&self) -> &'static str {
+        "prompts first"
+    }
+
+    fn most_pages(&self, limits: &Limits) -> usize {
+        self.0.most_pages(limits)
+    }
+
+    fn plan(&mut self, queues: &Queues, limits: &Limits, costs: &dyn Predict) -> Decision {
+        let mut decision = self.0.plan(queues, limits, costs);
+        let batches = &mut decision.iteration.sub_batches;
+        if batches.iter().flat_map(|b| &b.groups).any(|g| g.phase == Phase::Prefill) {
+            batches.iter_mut().for_each(|b| b.groups.retain(|g| g.phase == Phase::Prefill));
+        }
+        decision
+    }
+}
+
+/// Ends with the error of a request that failed.
+fn check(events: &Receiver<Event>) -> Result<(), Error> {
+    let failed = events.try_iter().find_map(|event| match event {
+        Event::End(Finish::Failed(error)) => Some(open::failed(error)),
+        _ => None,
+    });
+    failed.map_or(Ok(()), Err)
+}
+
+fn prefill(requests: &mut Batcher, prompt: usize, repeat: usize) -> anyhow::Result<Row> {
+    let ids = tokens(prompt, requests.engine().spec().vocab, 0);
     let mut rates = Vec::new();
     for i in 0..=repeat {
-        let seq = engine.add();
-        let began = Stopwatch::start(engine);
-        engine.prefill(seq, &ids, |_| {})?;
-        let rate = prompt as f64 / began.seconds(engine);
-        engine.remove(seq);
+        let (_, events) = requests.submit(Request { prompt: ids.clone(), ..Request::default() })?;
+        let began = Stopwatch::start(requests.engine());
+        requests.run();
+        let rate = prompt as f64 / began.seconds(requests.engine());
+        check(&events)?;
         // The first run touches memory for the first time.
         if i > 0 {
             rates.push(rate);
@@ -222,47 +261,48 @@ fn prefill(engine: &mut Engine, prompt: usize, repeat: usize) -> anyhow::Result<
 }
 
 fn decode(
-    engine: &mut Engine,
+    requests: &mut Batcher,
     batch: usize,
     depth: usize,
     gen_tokens: usize,
     repeat: usize,
 ) -> anyhow::Result<Row> {
-    let vocab = engine.spec().vocab;
-    let seqs: Vec<RequestId> = (0..batch).map(|_| engine.add()).collect();
-    for (i, &seq) in seqs.iter().enumerate() {
-        if depth > 0 {
-            engine.prefill(seq, &tokens(depth, vocab, i), |_| {})?;
-        }
-    }
-    let ids: Vec<u32> = tokens(batch, vocab, 1);
+    let vocab = requests.engine().spec().vocab;
+    // Prompts are computed once: the next measurement begins with their pages.
+    requests.keep_prefixes(true);
     let mut rates = Vec::new();
     for i in 0..=repeat {
         // The warm-up is short.
         let steps = if i == 0 { gen_tokens.min(8) } else { gen_tokens };
-        let began = Stopwatch::start(engine);
-        for _ in 0..steps {
-            let inputs: Vec<NewTokens<'_>> = seqs
-                .iter()
-                .zip(&ids)
-                .map(|(&seq, id)| NewTokens { id: seq, tokens: std::slice::from_ref(id), wants: Wants::Last })
-                .collect();
-            // As in greedy decoding, logits stay on their device.
-            engine.forward_greedy(&inputs)?;
+        let streams = (0..batch)
+            .map(|i| {
+                // The prompt's own pass gives the first token.
+                let (prompt, max_tokens) = (tokens(depth.max(1), vocab, i), steps + 1);
+                Ok(requests.submit(Request { prompt, max_tokens, ..Request::default() })?.1)
+            })
+            .collect::<Result<Vec<_>, Error>>()?;
+        let reads = |requests: &Batcher| {
+            let queues = requests.queues();
+            queues.waiting().len() > 0 || queues.running().iter().any(|job| job.phase() == Phase::Prefill)
+        };
+        while reads(requests) {
+            requests.step();
         }
-        let rate = (steps * batch) as f64 / began.seconds(engine);
+        let began = Stopwatch::start(requests.engine());
+        requests.run();
+        let rate = (steps * batch) as f64 / began.seconds(requests.engine());
+        streams.iter().try_for_each(check)?;
         if i > 0 {
             rates.push(rate);
         }
-        seqs.iter().for_each(|&s| engine.truncate(s, depth));
     }
-    seqs.into_iter().for_each(|s| engine.remove(s));
+    requests.keep_prefixes(false);
     Ok(Row { kind: "decode", prompt: 0, gen_tokens, batch, depth, rates, gb_s: 0.0 })
 }
 
 /// GB/s of weights, keys and values that the steps of a row have read.
 fn gb_s(engine: &Engine, row: &Row, kv: KvType) -> f64 {
-    let kv = row.batch as f64 * kv_bytes(engine.spec(), kv, row.depth, row.gen_tokens);
+    let kv = row.batch as f64 * kv_bytes(engine.spec(), kv, row.depth.max(1), row.gen_tokens);
     (engine.bytes_per_step() as f64 + kv) * row.spread().0 / row.batch as f64 / 1e9
 }
 

@@ -2,16 +2,16 @@
 
 use serde_json::{Value, json};
 use tandem::engine::Memory;
-use tandem::open::Decision;
+use tandem::open::PlacementDecision;
 use tandem::program::{Far, LayerPlacement, Policy, Residence, Side, Sublayer};
 
 use super::predict;
 use super::progress::{self, megabytes};
 
 /// A decision in words.
-pub struct Told<'a>(pub &'a Decision);
+pub struct DecisionWords<'a>(pub &'a PlacementDecision);
 
-impl Told<'_> {
+impl DecisionWords<'_> {
     /// Prints the line, unless everything is on the CPU, there was no device and nothing was predicted; with `-v` also
     /// the reasons.
     pub fn tell(&self) {
@@ -280,8 +280,8 @@ mod tests {
         Memory { weights, kv: 0, activations: 0 }
     }
 
-    fn decide(k: usize, next: Option<(String, u64)>) -> Decision {
-        Decision {
+    fn decide(k: usize, next: Option<(String, u64)>) -> PlacementDecision {
+        PlacementDecision {
             strategy: "helm",
             placement: Placement::boundary(k, 4, 0, 0),
             device: Some("emulated".into()),
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_boundary_is_told_by_its_units() {
-        let line = |k| Told(&decide(k, before())).line();
+        let line = |k| DecisionWords(&decide(k, before())).line();
         for (k, want) in [
             (0, "helm: all on emulated (61.2 of 64.0 MB)"),
             (1, "helm: embedding on the cpu, blocks 0-3 and the head on emulated (61.2 of 64.0 MB)"),
@@ -322,14 +322,14 @@ mod tests {
         ] {
             assert_eq!(line(k), want);
         }
-        assert_eq!(Told(&decide(6, None)).line(), "helm: all on the cpu");
+        assert_eq!(DecisionWords(&decide(6, None)).line(), "helm: all on the cpu");
     }
 
     #[test]
     fn what_a_plan_says_adds_up() {
         let mut plan = json!({ "strategy": "?", "memory": { "weights": 1 } });
         let decision = decide(2, before());
-        Told(&decision).add_to(&mut plan);
+        DecisionWords(&decision).add_to(&mut plan);
         assert_eq!((&plan["strategy"], &plan["k"]), (&json!("helm"), &json!(2)));
         assert_eq!((&plan["cpu_units"], &plan["gpu_units"]), (&json!(2), &json!(4)));
         assert_eq!(plan["memory"]["gpu"]["total"], 61_200_000);
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(plan["memory"]["weights"], 1, "what was there stays");
         assert!(plan.get("prefill_policy").is_none(), "blocks differ");
         assert!(
-            Told(&decision)
+            DecisionWords(&decision)
                 .why()
                 .iter()
                 .any(|line| line.contains("boundary 2 of 6 units, would take 65.0 MB"))

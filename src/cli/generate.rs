@@ -343,9 +343,7 @@ fn generate(
         last.text += &rest;
     }
     let finish = match how {
-        Finish::Failed(error) => {
-            return Err(Arc::try_unwrap(error).unwrap_or_else(|error| Error::Run(error.to_string())).into());
-        }
+        Finish::Failed(error) => return Err(open::failed(error).into()),
         Finish::Stop => "stop",
         Finish::Length | Finish::Cancelled => "length",
     };

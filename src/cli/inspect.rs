@@ -47,7 +47,7 @@ struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     tensors: Option<Vec<TensorReport>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    router: Option<experts::Use>,
+    router: Option<experts::ExpertUse>,
 }
 
 #[derive(Serialize)]
@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let model = open::outline(name)?;
     let router = match args.experts {
-        true => Some(experts::Use::of(name, &model, args.router_profile.as_deref())?),
+        true => Some(experts::ExpertUse::of(name, &model, args.router_profile.as_deref())?),
         false => None,
     };
     if let (Some(path), Some(found)) = (&args.plot, &router) {

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use tandem::device::Runtime;
 use tandem::engine::{self, Engine};
 use tandem::model::LoadedModel;
-use tandem::open::{Decision, Demand, Model, Needs, Scheduled};
+use tandem::open::{Demand, Model, Needs, PlacementDecision, Scheduled};
 use tandem::simd::Isa;
 use tandem::simd::linear;
 use tandem::{Error, Result};
 
 use super::args::EngineArgs;
-use super::decision::Told;
+use super::decision::DecisionWords;
 use super::progress::{self, Stderr};
 
 /// The tier whose kernels a command measures and stores.
@@ -40,13 +40,13 @@ pub fn outline(name: &str) -> Result<LoadedModel> {
 }
 
 /// An engine for `demand`, where the options say.
-pub fn engine(model: &Model, args: &EngineArgs, demand: &Demand) -> Result<Running> {
+pub fn engine(model: &Model, args: &EngineArgs, demand: &Demand) -> Result<LoadedEngine> {
     let running = model.engine(&args.settings(), demand, &Stderr::default())?;
     let tandem::open::Running { engine, load_ms, decision, notes, details, runtime } = running;
-    Told(&decision).tell();
+    DecisionWords(&decision).tell();
     notes.iter().for_each(|note| progress::note(note));
     details.iter().for_each(|detail| progress::detail(detail));
-    Ok(Running { engine, load_ms, decision, notices: Notices(runtime) })
+    Ok(LoadedEngine { engine, load_ms, decision, notices: Notices(runtime) })
 }
 
 /// An engine for `parallel` requests together, or for as many as fit in memory.
@@ -59,7 +59,7 @@ pub fn scheduled(
     let parallel = parallel.map(|n| n as usize);
     let scheduled = model.scheduled(&args.settings(), needs, parallel, &Stderr::default())?;
     if let Some(decision) = &scheduled.decision {
-        Told(decision).tell();
+        DecisionWords(decision).tell();
     }
     scheduled.notes.iter().for_each(|note| progress::note(note));
     scheduled.details.iter().for_each(|detail| progress::detail(detail));
@@ -69,18 +69,18 @@ pub fn scheduled(
 
 /// Where an engine for many requests runs, in a sentence.
 pub fn placement(scheduled: &Scheduled) -> String {
-    let decided = scheduled.decision.as_ref().map(|decision| Told(decision).line());
+    let decided = scheduled.decision.as_ref().map(|decision| DecisionWords(decision).line());
     // Without a decision, its place is the first that was noted.
     decided.or_else(|| scheduled.notes.first().cloned()).unwrap_or_default()
 }
 
 /// An engine and the time it took to load.
-pub struct Running {
+pub struct LoadedEngine {
     /// Ready to run.
     pub engine: Engine,
     /// Milliseconds from opening the file until ready.
     pub load_ms: f64,
-    decision: Decision,
+    decision: PlacementDecision,
     /// Reports notices when dropped.
     #[allow(dead_code)] // what counts is when
     pub notices: Notices,
@@ -96,7 +96,7 @@ impl Drop for Notices {
     }
 }
 
-impl Running {
+impl LoadedEngine {
     /// The decision, for `plan` in JSON.
     pub fn plan(&self, args: &EngineArgs) -> serde_json::Value {
         let (e, m, at) = (&self.engine, self.engine.memory(), self.engine.placement());
@@ -110,7 +110,7 @@ impl Running {
             "deterministic": args.deterministic,
             "memory": { "weights": m.weights, "kv": m.kv, "activations": m.activations },
         });
-        Told(&self.decision).add_to(&mut plan);
+        DecisionWords(&self.decision).add_to(&mut plan);
         // Counts of the steps run so far.
         let far = e.far_steps();
         if far.attend + far.stream > 0 {
@@ -118,6 +118,11 @@ impl Running {
         }
         plan
     }
+}
+
+/// The error that ended a request.
+pub fn failed(error: Arc<Error>) -> Error {
+    Arc::try_unwrap(error).unwrap_or_else(|error| Error::Run(error.to_string()))
 }
 
 /// The error for a model whose scores are NaN or infinite.

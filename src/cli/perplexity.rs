@@ -3,10 +3,8 @@
 use std::path::PathBuf;
 
 use tandem::Error;
-use tandem::engine::NewTokens;
-use tandem::open::{Demand, Use};
-use tandem::program::Wants;
-use tandem::text::token_logprob;
+use tandem::engine::{Batcher, Event, Finish, Request};
+use tandem::open::{Demand, RunWork};
 
 use super::args::EngineArgs;
 use super::{open, output, progress, prompt};
@@ -14,7 +12,7 @@ use super::{open, output, progress, prompt};
 /// Context of a window unless `--ctx` says otherwise.
 const WINDOW: usize = 2048;
 
-/// Rows per step: their logits take 4·V bytes each.
+/// Rows per step: all logits of a step are in memory at once, 4·V bytes for each row.
 const STEP: usize = 128;
 
 /// Measures how well a model predicts a text.
@@ -67,38 +65,43 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if context < least {
         return Err(Error::usage(format!("--ctx: at least {least} tokens are needed to predict one")).into());
     }
-    let work = Use { prompt: context, gen_len: 0, batch: 1 };
+    let work = RunWork { prompt: context, gen_len: 0, batch: 1 };
     let demand = Demand { context, sequences: 1, logits: STEP, pages: None, work };
     let mut running = open::engine(&opened, &args.engine, &demand)?;
-    let vocab = running.engine.spec().vocab;
     let windows: Vec<Vec<u32>> =
         ids.chunks(context - beginning.len()).map(|part| [beginning, part].concat()).collect();
     // The beginning is given, not predicted.
     let given = beginning.len().max(1);
     let total: usize = windows.iter().map(|window| window.len() - given).sum();
     let bar = (total > 1024).then(|| progress::count_bar(total as u64, "predicting tokens"));
-    let (mut nll, mut scored) = (0f64, 0usize);
-    for window in &windows {
-        let seq = running.engine.add();
-        let mut at = 0;
-        // Steps are small because all logits of a step are in memory at once.
-        for step in window.chunks(STEP) {
-            let logits = running.engine.forward(&[NewTokens { id: seq, tokens: step, wants: Wants::All }])?;
-            for (i, row) in logits.chunks_exact(vocab).enumerate() {
-                let Some(&next) = window.get(at + i + 1) else { break };
-                if at + i + 1 < given {
-                    continue;
+    let mut requests = Batcher::new(running.engine);
+    let (mut nll, mut scored, window_count) = (0f64, 0usize, windows.len());
+    for window in windows {
+        // Nothing is generated: every row scores the token behind it.
+        let request = Request { prompt: window, prompt_logprobs: Some(0), ..Request::default() };
+        let (_, events) = requests.submit(request)?;
+        // Position of the next token that is scored.
+        let mut at = 1;
+        while !requests.is_idle() {
+            requests.step();
+            for event in events.try_iter() {
+                match event {
+                    Event::Prompt(scores) => {
+                        let predicted = &scores[given.saturating_sub(at).min(scores.len())..];
+                        nll -= predicted.iter().map(|score| score.token).sum::<f64>();
+                        scored += predicted.len();
+                        at += scores.len();
+                    }
+                    Event::End(Finish::Failed(error)) => return Err(open::failed(error).into()),
+                    _ => {}
                 }
-                nll -= f64::from(token_logprob(row, next));
-                scored += 1;
             }
-            at += step.len();
             if let Some(bar) = &bar {
                 bar.set(scored as u64);
             }
         }
-        running.engine.remove(seq);
     }
+    running.engine = requests.into_engine();
     if let Some(bar) = &bar {
         bar.finish();
     }
@@ -111,7 +114,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             "tokens": scored,
             "mean_nll": mean,
             "perplexity": mean.exp(),
-            "windows": { "count": windows.len(), "tokens": context, "beginning": beginning },
+            "windows": { "count": window_count, "tokens": context, "beginning": beginning },
             "plan": running.plan(&args.engine),
         }));
     }

@@ -70,6 +70,7 @@ pub fn json(p: &Prediction) -> Value {
         "prompt_len": p.work.prompt,
         "gen_len": p.work.gen_len,
         "batch": p.work.batch,
+        "chunk": p.work.chunk,
         "t_prefill_s": p.prefill,
         "t_decode_s": p.decode,
         "t_decode_step_s": p.step(),

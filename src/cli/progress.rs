@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 pub use tandem::open::decimal as megabytes;
-use tandem::progress::{Progress, Unit};
+use tandem::progress::{Progress, WorkUnit};
 
 use super::flags;
 
@@ -202,9 +202,9 @@ pub struct Stderr {
 }
 
 impl Progress for Stderr {
-    fn begin(&self, what: &str, total: Option<u64>, unit: Unit) {
+    fn begin(&self, what: &str, total: Option<u64>, unit: WorkUnit) {
         let bar = match (unit, total) {
-            (Unit::Things, Some(total)) => count_bar(total, what),
+            (WorkUnit::Things, Some(total)) => count_bar(total, what),
             (_, total) => bytes_bar(total, what),
         };
         *self.bar.lock().expect("no panic holds it") = Some(bar);

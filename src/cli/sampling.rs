@@ -129,7 +129,7 @@ pub struct Sampling {
 
 /// What a model excludes and prefers, whatever the request: shared by all requests.
 #[derive(Debug, Clone, Default)]
-pub struct Lists {
+pub struct TokenLists {
     biases: Arc<[(u32, f32)]>,
     sequence_biases: Arc<[(Vec<u32>, f32)]>,
     begin_suppress: Arc<[u32]>,
@@ -139,7 +139,7 @@ pub struct Lists {
     pub stop: Vec<String>,
 }
 
-impl Lists {
+impl TokenLists {
     /// Puts them into the settings of a request.
     pub fn put(&self, params: &mut SamplerParams) {
         params.biases = self.biases.clone();
@@ -212,14 +212,14 @@ impl SamplingArgs {
     }
 
     /// What the model excludes and prefers; `ends` are the tokens that end an answer, which no list may exclude.
-    pub fn lists(&self, model: &SamplingDefaults, ends: &[u32]) -> Lists {
+    pub fn lists(&self, model: &SamplingDefaults, ends: &[u32]) -> TokenLists {
         if self.ignore_generation_config {
-            return Lists::default();
+            return TokenLists::default();
         }
         let never = f32::NEG_INFINITY;
         let words = model.bad_words.iter().filter(|word| !matches!(word[..], [id] if ends.contains(&id)));
         let sequences = model.sequence_bias.iter().cloned();
-        Lists {
+        TokenLists {
             biases: model.suppress.iter().map(|&id| (id, never)).collect(),
             sequence_biases: words.map(|word| (word.clone(), never)).chain(sequences).collect(),
             begin_suppress: model.begin_suppress.clone().into(),

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use tandem::timeline::{Panel, Timeline, Window, write_chrome, write_svg};
+use tandem::timeline::{Panel, StepWindow, Timeline, write_chrome, write_svg};
 use tandem::{Error, atomic_file};
 
 /// The timeline of a few steps of a run of many requests.
@@ -47,10 +47,10 @@ impl TimelineArgs {
     ///
     /// # Errors
     /// If the folder does not exist.
-    pub fn window(&self) -> tandem::Result<Option<Window>> {
+    pub fn window(&self) -> tandem::Result<Option<StepWindow>> {
         let Some(path) = &self.timeline else { return Ok(None) };
         atomic_file::check(path)?;
-        Ok(Some(Window { from: self.timeline_from, steps: self.timeline_steps }))
+        Ok(Some(StepWindow { from: self.timeline_from, steps: self.timeline_steps }))
     }
 
     /// Writes the timelines by strategy.

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde::Serialize;
 use tandem::host::Pool;
-use tandem::profile::{Candidate, Effort, TUNING_STEPS, Tuned, TuningStore, measure_tuning};
+use tandem::profile::{Effort, TUNING_STEPS, TimedValue, Tuned, TuningStore, measure_tuning};
 
 use super::{open, output, progress};
 
@@ -57,7 +57,7 @@ fn text(tuned: &Tuned) -> String {
     let mut out =
         format!("{:6} {:12} {:>6}  {:10} microseconds of a product\n", "dtype", "entry", "tokens", "chosen");
     for f in &tuned.findings {
-        let packed = |c: &Candidate| {
+        let packed = |c: &TimedValue| {
             c.packed_per_s
                 .map_or(String::new(), |rate| format!(" (packed at {:.1} GB/s when loaded)", rate / 1e9))
         };

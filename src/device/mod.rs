@@ -18,7 +18,7 @@
 //! | [`Clock`], [`Moment`], [`Rates`], [`Work`], [`uncount_waits`] | emulated time |
 //! | [`Turns`], [`Actor`] | threads that act in turn, for tests |
 //! | [`find_machine`], [`machine_names`] | descriptions of machines, by name or file |
-//! | [`self_test()`], [`self_test_opened_gpus`], [`SelfTest`], [`GroupReport`], [`Outcome`], [`Depth`], [`About`] | a device's kernels against the host's arithmetic |
+//! | [`self_test()`], [`self_test_opened_gpus`], [`SelfTest`], [`GroupReport`], [`Verdict`], [`Depth`], [`About`] | a device's kernels against the host's arithmetic |
 //! | [`listen_to_notices`] | messages of a device while it works |
 //! | [`cuda`], [`emulated`] | NVIDIA GPUs; CPU threads that emulate one |
 //! | [`built`], `kernels` | the kernels of this build, and the code that plans and launches them |
@@ -56,5 +56,5 @@ pub use preload::{KernelNeeds, load_kernels, load_kernels_beside};
 pub use runtime::{
     Buffer, DevPtr, DeviceInfo, Event, Graph, HostUse, Lane, Launch, Params, Pinned, Runtime, Slab, slice,
 };
-pub use self_test::{About, Depth, GroupReport, Outcome, SelfTest, self_test_opened_gpus};
+pub use self_test::{About, Depth, GroupReport, SelfTest, Verdict, self_test_opened_gpus};
 pub use turns::{Actor, Turns};

@@ -21,7 +21,7 @@ mod step;
 mod tests;
 
 use self::masks::{Held, Masks};
-use super::kv::Chain;
+use super::kv::PageChain;
 use super::outcome::TokenSource;
 use super::sequences::Engine;
 use crate::cache::KvGeometry;
@@ -163,7 +163,7 @@ struct Live {
     /// Its form.
     held: Option<Held>,
     /// Its pages that others may begin with.
-    chain: Chain,
+    chain: PageChain,
     deliver: Deliver,
 }
 
@@ -366,7 +366,7 @@ impl Batcher {
             prompt_logprobs,
             sampler,
             held: constraint.as_ref().map(Held::to),
-            chain: Chain::default(),
+            chain: PageChain::default(),
             deliver,
         };
         // A sequence without tokens takes no pages.
@@ -415,7 +415,7 @@ impl Batcher {
         self.engine.remove(id);
         if parked {
             // The other requests of its cohort start their token over.
-            self.settle();
+            self.update_homes();
         }
         // That nobody reads it is no error.
         (live.deliver)(Event::End(how));

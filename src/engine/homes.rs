@@ -9,7 +9,7 @@
 
 use super::kv::{KvPages, Moved, SequenceKv};
 use super::sequences::Engine;
-use crate::program::{Kv, PageMove, RequestId, Side};
+use crate::program::{Kv, MoveRequest, RequestId, Side};
 use crate::{Error, Result};
 
 /// Pages of keys and values on one side.
@@ -98,11 +98,11 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::swap`], and if pages that go to the host are not all full.
-    pub fn move_part(&mut self, part: &PageMove) -> Result<()> {
+    pub fn move_part(&mut self, part: &MoveRequest) -> Result<()> {
         self.change(&[], std::slice::from_ref(part))
     }
 
-    fn change(&mut self, swaps: &[(RequestId, Side)], moves: &[PageMove]) -> Result<()> {
+    fn change(&mut self, swaps: &[(RequestId, Side)], moves: &[MoveRequest]) -> Result<()> {
         self.check_moves(swaps, moves)?;
         let mut moved = Vec::new();
         let changed = self.begin_moves(swaps, moves, &mut moved);
@@ -110,7 +110,7 @@ impl Engine {
         changed.and(copied)
     }
 
-    pub(super) fn check_moves(&self, swaps: &[(RequestId, Side)], moves: &[PageMove]) -> Result<()> {
+    pub(super) fn check_moves(&self, swaps: &[(RequestId, Side)], moves: &[MoveRequest]) -> Result<()> {
         let ids = || swaps.iter().map(|(id, _)| *id).chain(moves.iter().map(|m| m.request));
         if ids().next().is_some() && !self.has_homes() {
             return Err(Error::usage("the pages of this engine move by themselves; see Options::far_pages"));
@@ -124,7 +124,7 @@ impl Engine {
     pub(super) fn begin_moves(
         &mut self,
         swaps: &[(RequestId, Side)],
-        moves: &[PageMove],
+        moves: &[MoveRequest],
         moved: &mut Vec<Moved>,
     ) -> Result<()> {
         for m in moves {

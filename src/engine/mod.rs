@@ -13,7 +13,7 @@
 //! | [`Batcher`], [`Request`], [`Event`], [`Deliver`], [`Token`], [`Logprobs`], [`Finish`], [`StepReport`] | many requests, computed step by step |
 //! | [`Service`], [`Client`], [`EventStream`], [`Flight`], [`Delivery`], [`Status`], [`Shutdown`], [`MOST_IN_FLIGHT`] | requests submitted from any thread |
 //! | [`FarSteps`], [`SidePages`] | pages away from the device |
-//! | [`Placement`] | where a model runs, for reports |
+//! | [`RunInfo`] | where a model runs, for reports |
 //! | [`Sizes`], [`Counted`], [`Memory`], [`Tiers`], [`LaneHandOver`], [`JobPause`], [`hand_overs`] | memory of a placement, and measured hand-over times of the lanes |
 //! | [`Prepared`], [`Layer`], [`Host`], [`HostContext`], [`HostSeq`], [`HostStep`], [`HostWorkspace`], [`Residual`] | the CPU's sublayers |
 //! | [`LayerLayout`], [`LayerSource`], [`LayerImage`], [`LayerStream`], [`Upload`] | weights in the layout of an accelerator |
@@ -50,7 +50,7 @@ pub use machine::{Counted, JobPause, LaneHandOver, Sizes, Tiers, hand_overs};
 pub use memory::Memory;
 pub use options::Options;
 pub use outcome::{CohortOutcome, Outcome, TokenSource};
-pub use place::Placement;
+pub use place::RunInfo;
 pub use prepare::{Layer, Prepared};
 pub use sequences::{Engine, NOT_NUMBERS};
 pub use service::{Client, Delivery, EventStream, Flight, MOST_IN_FLIGHT, Service, Shutdown, Status};

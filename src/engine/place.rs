@@ -2,7 +2,7 @@
 
 /// See the [module](self).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Placement {
+pub struct RunInfo {
     /// `cpu`, `cuda:0`, `emulated`, `emulated:kernels`.
     pub device: String,
     /// The strategy's name: `cpu-only`, `gpu-only`...

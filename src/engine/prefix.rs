@@ -1,6 +1,6 @@
 //! Sequences that begin as earlier ones did: their first pages need not be computed again.
 
-use super::kv::Chain;
+use super::kv::PageChain;
 use super::sequences::Engine;
 use crate::program::{RequestId, Side};
 
@@ -41,18 +41,18 @@ impl Engine {
 
     /// Lets an empty sequence begin with pages that hold the keys and values of `tokens`, as many as are there. Its length
     /// is then that of the returned pages.
-    pub(super) fn begin_with(&mut self, id: RequestId, tokens: &[u32]) -> Chain {
+    pub(super) fn begin_with(&mut self, id: RequestId, tokens: &[u32]) -> PageChain {
         let (Some(index), Some(sequence)) = (&self.prefixes, self.sequences.get_mut(id)) else {
-            return Chain::default();
+            return PageChain::default();
         };
         match sequence.len() {
             0 => index.begin(sequence, &mut self.machine.kv().pages, tokens),
-            _ => Chain::default(),
+            _ => PageChain::default(),
         }
     }
 
     /// Remembers a sequence's full pages behind those of `chain`, by its tokens.
-    pub(super) fn remember(&mut self, id: RequestId, chain: &mut Chain, tokens: &[u32]) {
+    pub(super) fn remember(&mut self, id: RequestId, chain: &mut PageChain, tokens: &[u32]) {
         if let (Some(index), Some(sequence)) = (&mut self.prefixes, self.sequences.get(id)) {
             index.remember(sequence, &mut self.machine.kv().pages, chain, tokens);
         }

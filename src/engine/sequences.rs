@@ -6,11 +6,11 @@ use super::kv::{FarSteps, PrefixIndex, SequenceKv};
 use super::machine::RealMachine;
 use super::memory::Memory;
 use super::options::Options;
-use super::place::Placement;
+use super::place::RunInfo;
 use crate::device::{Accelerator, Clock};
 use crate::model::{ModelSpec, RouterProfile, Weights};
 use crate::program::{RequestId, Side};
-use crate::sched::Slots;
+use crate::sched::SlotMap;
 use crate::text::Top;
 use crate::timeline::Timeline;
 use crate::{Error, Result};
@@ -19,7 +19,7 @@ use crate::{Error, Result};
 pub struct Engine {
     spec: ModelSpec,
     pub(super) machine: RealMachine,
-    pub(super) sequences: Slots<SequenceKv>,
+    pub(super) sequences: SlotMap<SequenceKv>,
     /// Pages of earlier sequences by their tokens, if they are kept.
     pub(super) prefixes: Option<PrefixIndex>,
     context: usize,
@@ -99,7 +99,7 @@ impl Engine {
     fn with(spec: ModelSpec, machine: RealMachine, options: &Options) -> Engine {
         let (context, chunk) = (options.context, options.chunk);
         let (rows, most) = (options.rows(), options.sequences);
-        let (logit_rows, sequences) = (options.logit_room(), Slots::default());
+        let (logit_rows, sequences) = (options.logit_room(), SlotMap::default());
         Engine { spec, machine, sequences, prefixes: None, context, chunk, rows, logit_rows, most }
     }
 
@@ -108,7 +108,7 @@ impl Engine {
         &self.spec
     }
     /// Where it runs.
-    pub fn placement(&self) -> Placement {
+    pub fn placement(&self) -> RunInfo {
         self.machine.place()
     }
     /// Longest sequence, in tokens.

@@ -90,7 +90,7 @@ pub struct Status {
     pub free_pages: [usize; 2],
     /// Those of them that are kept for requests that begin as earlier ones did.
     pub kept_pages: [usize; 2],
-    /// All of them.
+    /// Pages on the device and on the host in all.
     pub pages: [usize; 2],
     /// Steps made.
     pub steps: u64,

@@ -15,7 +15,7 @@ use super::machine::{GroupRows, Parked, Results};
 use super::outcome::{CohortOutcome, Outcome, TokenSource};
 use super::sequences::Engine;
 use crate::program::{Far, Flow, Group, Iteration, Kv, Phase, RequestId, Side, SubBatch, Wants};
-use crate::sched::Slots;
+use crate::sched::SlotMap;
 use crate::{Error, Result};
 
 impl Engine {
@@ -252,7 +252,7 @@ impl Engine {
 
 /// The rows of an iteration's sub-batches with their pages.
 struct RowsOf<'a> {
-    sequences: &'a Slots<SequenceKv>,
+    sequences: &'a SlotMap<SequenceKv>,
     far: Far,
     batches: Vec<(SubBatch, Vec<GroupRows<'a>>)>,
     /// Rows with results so far.

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 use ureq::Body;
 
-use super::http::{ATTEMPTS, Failure, Headers, Http, Patience, pause};
-use crate::progress::{Progress, Unit};
+use super::http::{ATTEMPTS, Headers, Http, HttpFailure, Patience, pause};
+use crate::progress::{Progress, WorkUnit};
 use crate::{Error, Result};
 
 /// A file to fetch.
@@ -67,7 +67,7 @@ fn drop_if_empty(part: &Path) {
 /// Fills `part` and verifies it. `Error::Format` means that the content was wrong (and is deleted).
 fn attempt(http: &Http, want: &Want<'_>, part: &Path, progress: &dyn Progress) -> Result<()> {
     let mut sink = Sink::open(part, want.sha256.is_some())?;
-    progress.begin(want.what, want.bytes, Unit::Bytes);
+    progress.begin(want.what, want.bytes, WorkUnit::Bytes);
     let outcome = fill(http, want, &mut sink, progress);
     progress.end();
     outcome?;
@@ -143,10 +143,10 @@ fn fill(http: &Http, want: &Want<'_>, sink: &mut Sink, progress: &dyn Progress) 
         fruitless += 1;
         // A host that was there a moment ago may come back.
         let failure = match failure {
-            Failure::Unreachable(why) if received => Failure::Passing(why, None),
+            HttpFailure::Unreachable(why) if received => HttpFailure::Passing(why, None),
             other => other,
         };
-        if let Failure::Passing(why, _) = &failure
+        if let HttpFailure::Passing(why, _) = &failure
             && fruitless < ATTEMPTS
         {
             progress.note(&format!("{}: {why}; trying again at byte {}", want.what, sink.len));
@@ -164,7 +164,7 @@ fn one_request(
     want: &Want<'_>,
     sink: &mut Sink,
     progress: &dyn Progress,
-) -> Result<Option<Failure>> {
+) -> Result<Option<HttpFailure>> {
     let mut headers = want.headers.to_vec();
     if sink.len > 0 {
         headers.push(("range", format!("bytes={}-", sink.len)));
@@ -185,7 +185,7 @@ fn one_request(
     let mut response = match asked {
         Ok(Ok(response)) => response,
         Ok(Err(failure)) => return Ok(Some(failure)),
-        Err(_) => return Ok(Some(Failure::Final(format!("{}: the request was cut short", want.url)))),
+        Err(_) => return Ok(Some(HttpFailure::Final(format!("{}: the request was cut short", want.url)))),
     };
     let header = |name: &str| response.headers().get(name).and_then(|v| v.to_str().ok());
     match response.status().as_u16() {
@@ -193,16 +193,19 @@ fn one_request(
         // No such range: what we have is longer than the file, or not of this file.
         206 | 416 if sink.len > 0 => {
             sink.start_over()?;
-            return Ok(Some(Failure::Passing(format!("{}: the server refuses the range", want.url), None)));
+            return Ok(Some(HttpFailure::Passing(
+                format!("{}: the server refuses the range", want.url),
+                None,
+            )));
         }
-        206 | 416 => return Ok(Some(Failure::Final(format!("{}: a range nobody asked for", want.url)))),
+        206 | 416 => return Ok(Some(HttpFailure::Final(format!("{}: a range nobody asked for", want.url)))),
         _ => sink.start_over()?,
     }
     let rest = header("content-length").and_then(|v| v.parse::<u64>().ok());
     let end = rest.and_then(|r| r.checked_add(sink.len)).or(want.bytes);
     if let (Some(end), None) = (end, want.bytes) {
         progress.end();
-        progress.begin(want.what, Some(end), Unit::Bytes);
+        progress.begin(want.what, Some(end), WorkUnit::Bytes);
         require_space(&sink.path, end.saturating_sub(sink.len), want.what)?;
     }
     progress.at(sink.len);
@@ -215,11 +218,11 @@ fn one_request(
             Ok(Ok(chunk)) => chunk,
             // The sender is gone: the body has ended.
             Err(mpsc::RecvTimeoutError::Disconnected) if end.is_some_and(|e| sink.len < e) => {
-                return Ok(Some(Failure::Passing("the connection was dropped".into(), None)));
+                return Ok(Some(HttpFailure::Passing("the connection was dropped".into(), None)));
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(None),
             Ok(Err(e)) => {
-                return Ok(Some(Failure::Passing(format!("the connection was dropped ({e})"), None)));
+                return Ok(Some(HttpFailure::Passing(format!("the connection was dropped ({e})"), None)));
             }
             Err(mpsc::RecvTimeoutError::Timeout) => Vec::new(),
         };
@@ -245,7 +248,7 @@ fn one_request(
                     None => "",
                 };
                 let why = format!("{}: {why}; {} bytes have arrived{kept}", want.url, sink.len);
-                return Ok(Some(Failure::Final(why)));
+                return Ok(Some(HttpFailure::Final(why)));
             }
         }
     }
@@ -399,7 +402,7 @@ pub(super) fn sha256_of(path: &Path, progress: &dyn Progress) -> Result<String> 
     let err = |e| Error::io(path, e);
     let mut file = File::open(path).map_err(err)?;
     let mut hash = Sha256::new();
-    progress.begin("checking", file.metadata().ok().map(|m| m.len()), Unit::Bytes);
+    progress.begin("checking", file.metadata().ok().map(|m| m.len()), WorkUnit::Bytes);
     let fed = feed(&mut file, &mut hash, &mut |at| progress.at(at));
     progress.end();
     fed.map_err(err)?;

@@ -56,7 +56,7 @@ pub(super) struct Http {
 }
 
 /// Why a request brought nothing.
-pub(super) enum Failure {
+pub(super) enum HttpFailure {
     /// Trying again is pointless.
     Final(String),
     /// Worth another attempt, after the delay that the server asked for, if it did.
@@ -101,7 +101,7 @@ impl Http {
     }
 
     /// One GET. A status of 2xx or 416 is an answer, everything else a failure.
-    pub(super) fn get(&self, url: &str, headers: Headers<'_>) -> Result<Response<Body>, Failure> {
+    pub(super) fn get(&self, url: &str, headers: Headers<'_>) -> Result<Response<Body>, HttpFailure> {
         let mut request = self.agent().get(url);
         for (name, value) in headers {
             request = request.header(*name, value);
@@ -115,11 +115,11 @@ impl Http {
         let what = format!("{url}: the server answers {status}");
         Err(match status.as_u16() {
             408 | 425 | 429 | 500..=599 => {
-                Failure::Passing(what, told.map(|s: u64| Duration::from_secs(s.min(60))))
+                HttpFailure::Passing(what, told.map(|s: u64| Duration::from_secs(s.min(60))))
             }
-            401 | 403 => Failure::Final(format!("{what}; does it need a login (HF_TOKEN)?")),
-            404 | 410 => Failure::Final(format!("{what}; no such model or file there")),
-            _ => Failure::Final(what),
+            401 | 403 => HttpFailure::Final(format!("{what}; does it need a login (HF_TOKEN)?")),
+            404 | 410 => HttpFailure::Final(format!("{what}; no such model or file there")),
+            _ => HttpFailure::Final(what),
         })
     }
 
@@ -144,7 +144,7 @@ impl Http {
 }
 
 /// A body of bounded length and time as text.
-fn text_of(url: &str, mut body: impl Read) -> Result<String, Failure> {
+fn text_of(url: &str, mut body: impl Read) -> Result<String, HttpFailure> {
     let (began, mut all, mut buffer) = (Instant::now(), Vec::new(), vec![0; 64 << 10]);
     loop {
         match body.read(&mut buffer) {
@@ -154,25 +154,25 @@ fn text_of(url: &str, mut body: impl Read) -> Result<String, Failure> {
             Err(e) => return Err(failure(url, &ureq::Error::from(e))),
         }
         if all.len() as u64 > TEXT_LIMIT {
-            return Err(Failure::Final(format!("{url}: a document of more than {TEXT_LIMIT} bytes")));
+            return Err(HttpFailure::Final(format!("{url}: a document of more than {TEXT_LIMIT} bytes")));
         }
         if began.elapsed() > TEXT_TIME {
             let why = format!("{url}: only {} bytes have arrived in {} s", all.len(), TEXT_TIME.as_secs());
-            return Err(Failure::Final(why));
+            return Err(HttpFailure::Final(why));
         }
     }
-    String::from_utf8(all).map_err(|_| Failure::Final(format!("{url}: the document is no UTF-8")))
+    String::from_utf8(all).map_err(|_| HttpFailure::Final(format!("{url}: the document is no UTF-8")))
 }
 
 /// Waits before attempt number `attempt + 1`, or says why there will be none.
-pub(super) fn pause(failure: Failure, attempt: u32) -> Result<()> {
+pub(super) fn pause(failure: HttpFailure, attempt: u32) -> Result<()> {
     match failure {
-        Failure::Final(why) => Err(Error::Network(why)),
-        Failure::Unreachable(why) => Err(Error::Network(why)),
-        Failure::Passing(why, _) if attempt >= ATTEMPTS => {
+        HttpFailure::Final(why) => Err(Error::Network(why)),
+        HttpFailure::Unreachable(why) => Err(Error::Network(why)),
+        HttpFailure::Passing(why, _) if attempt >= ATTEMPTS => {
             Err(Error::Network(format!("{why}; gave up after {attempt} attempts")))
         }
-        Failure::Passing(_, told) => {
+        HttpFailure::Passing(_, told) => {
             // 0.25, 0.5, 1, 2 s: a hiccup costs little, a restarting server gets its time.
             let wait = Duration::from_millis(125 << attempt.min(6));
             std::thread::sleep(told.map_or(wait, |t| t.max(wait)));
@@ -182,9 +182,9 @@ pub(super) fn pause(failure: Failure, attempt: u32) -> Result<()> {
 }
 
 /// What an error of the client means for the next attempt.
-pub(super) fn failure(url: &str, error: &ureq::Error) -> Failure {
+pub(super) fn failure(url: &str, error: &ureq::Error) -> HttpFailure {
     let what = format!("{url}: {error}");
-    let unreachable = || Failure::Unreachable(format!("cannot reach {url} ({error})"));
+    let unreachable = || HttpFailure::Unreachable(format!("cannot reach {url} ({error})"));
     match error {
         ureq::Error::HostNotFound | ureq::Error::ConnectionFailed | ureq::Error::ConnectProxyFailed(_) => {
             unreachable()
@@ -194,27 +194,27 @@ pub(super) fn failure(url: &str, error: &ureq::Error) -> Failure {
                 unreachable()
             }
             // rustls reports a certificate that it does not trust as InvalidData; so is text that is none.
-            ErrorKind::InvalidData if e.to_string().contains("certificate") => Failure::Final(format!(
+            ErrorKind::InvalidData if e.to_string().contains("certificate") => HttpFailure::Final(format!(
                 "{what}; behind a company proxy, point SSL_CERT_FILE at its certificates"
             )),
-            ErrorKind::InvalidData => Failure::Final(what),
+            ErrorKind::InvalidData => HttpFailure::Final(what),
             // Of no kind of its own: a name that could not be looked up, for want of a network or of the host.
             _ if e.to_string().starts_with("failed to lookup address") => {
-                Failure::Passing(format!("cannot reach {url} ({e})"), None)
+                HttpFailure::Passing(format!("cannot reach {url} ({e})"), None)
             }
-            _ => Failure::Passing(what, None),
+            _ => HttpFailure::Passing(what, None),
         },
         ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => unreachable(),
         ureq::Error::Timeout(ureq::Timeout::RecvResponse) => {
-            Failure::Final(format!("{url}: no answer within 60 s"))
+            HttpFailure::Final(format!("{url}: no answer within 60 s"))
         }
         ureq::Error::Timeout(_) | ureq::Error::Protocol(_) | ureq::Error::BodyStalled => {
-            Failure::Passing(what, None)
+            HttpFailure::Passing(what, None)
         }
-        ureq::Error::Rustls(_) | ureq::Error::Tls(_) => {
-            Failure::Final(format!("{what}; behind a company proxy, point SSL_CERT_FILE at its certificates"))
-        }
-        _ => Failure::Final(what),
+        ureq::Error::Rustls(_) | ureq::Error::Tls(_) => HttpFailure::Final(format!(
+            "{what}; behind a company proxy, point SSL_CERT_FILE at its certificates"
+        )),
+        _ => HttpFailure::Final(what),
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 
 use super::download::{hex, no_space, part_of};
-use crate::progress::{Progress, Unit};
+use crate::progress::{Progress, WorkUnit};
 use crate::{Error, Result};
 
 /// Writes the members, one after the other, to `target`, if together they have this length and sum.
@@ -19,7 +19,7 @@ pub(super) fn extract(
     progress: &dyn Progress,
 ) -> Result<()> {
     let part = part_of(target);
-    progress.begin("unpacking", Some(bytes), Unit::Bytes);
+    progress.begin("unpacking", Some(bytes), WorkUnit::Bytes);
     let written = write_members(members, &part, bytes, progress);
     progress.end();
     let outcome = written.and_then(|got| {

@@ -12,7 +12,7 @@ use crate::{Error, Result};
 
 /// A tensor that a model of some spec has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct WantedTensor {
     /// Its shape, outermost first.
     pub shape: Vec<usize>,
     /// Whether the model requires it.
@@ -117,10 +117,10 @@ fn positive(what: &str, x: f32) -> Result<()> {
 }
 
 /// Every tensor that a model of this spec may have, by canonical name.
-pub fn wanted_tensors(spec: &ModelSpec) -> BTreeMap<String, Wanted> {
+pub fn wanted_tensors(spec: &ModelSpec) -> BTreeMap<String, WantedTensor> {
     let mut all = BTreeMap::new();
     let mut add = |name: String, shape: &[usize], required: bool| {
-        all.insert(name, Wanted { shape: shape.to_vec(), required });
+        all.insert(name, WantedTensor { shape: shape.to_vec(), required });
     };
     let d = spec.d_model;
     add("token_embd.weight".into(), &[spec.vocab, d], true);

@@ -96,7 +96,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 
 /// A parsed `synth:` request: sizes, and how to fill them.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub struct SynthRequest {
     /// The sizes.
     pub spec: ModelSpec,
     /// Type of the matrices.
@@ -111,7 +111,7 @@ pub struct Request {
 ///
 /// # Errors
 /// If a name, option or value is unknown, or a config.json is missing or wrong.
-pub fn parse(text: &str) -> Result<Request> {
+pub fn parse(text: &str) -> Result<SynthRequest> {
     let mut parts = text.split(',');
     let name = parts.next().unwrap_or_default();
     let mut config = config(name, "synth:")?;
@@ -147,7 +147,7 @@ pub fn parse(text: &str) -> Result<Request> {
     if spec.name.is_empty() {
         spec.name = name.to_owned();
     }
-    Ok(Request { spec, dtype, experts: experts.unwrap_or(dtype), seed })
+    Ok(SynthRequest { spec, dtype, experts: experts.unwrap_or(dtype), seed })
 }
 
 /// The sizes of a spec: a name from [`names`], or the path of a config.json.
@@ -245,7 +245,10 @@ pub fn outline(text: &str) -> Result<LoadedModel> {
     })
 }
 
-fn model(text: &str, weights_of: impl Fn(&Request) -> Result<(Weights, Vec<String>)>) -> Result<LoadedModel> {
+fn model(
+    text: &str,
+    weights_of: impl Fn(&SynthRequest) -> Result<(Weights, Vec<String>)>,
+) -> Result<LoadedModel> {
     let request = parse(text)?;
     let (weights, notes) = weights_of(&request)?;
     validate(&request.spec, &weights)?;
@@ -291,8 +294,8 @@ fn fitting(asked: DType, cols: usize) -> DType {
 }
 
 /// Every tensor with its place in an arena, the arena's length, and a note for each dtype that had to be replaced.
-fn plan(request: &Request) -> (Vec<TensorPlan>, usize, Vec<String>) {
-    let Request { spec, dtype, experts, .. } = request;
+fn plan(request: &SynthRequest) -> (Vec<TensorPlan>, usize, Vec<String>) {
+    let SynthRequest { spec, dtype, experts, .. } = request;
     let mut plans = Vec::new();
     let mut total = 0usize;
     let mut replaced: Vec<(usize, DType, DType)> = Vec::new();
@@ -345,8 +348,8 @@ fn plan(request: &Request) -> (Vec<TensorPlan>, usize, Vec<String>) {
     (plans, total, notes)
 }
 
-fn make(request: &Request) -> Result<(Weights, Vec<String>)> {
-    let Request { spec, dtype, seed, .. } = request;
+fn make(request: &SynthRequest) -> Result<(Weights, Vec<String>)> {
+    let SynthRequest { spec, dtype, seed, .. } = request;
     let (plans, total, notes) = plan(request);
     if let Some(have) = memory_available().filter(|&have| total as u64 > have) {
         let gib = |b: u64| b as f64 / (1u64 << 30) as f64;

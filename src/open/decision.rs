@@ -7,7 +7,7 @@ use crate::plan::{Candidate, ExpertCounts};
 use crate::program::{Far, Placement, Policy, Side};
 
 /// Where a model runs, and in how much memory.
-pub struct Decision {
+pub struct PlacementDecision {
     /// The strategy's name.
     pub strategy: &'static str,
     /// Where everything lives.
@@ -38,11 +38,11 @@ pub struct Decision {
     pub predicted: Option<Prediction>,
 }
 
-impl Decision {
+impl PlacementDecision {
     /// Everything on the CPU, with `available` bytes of memory before loading: no accelerator was requested, or there
     /// is none.
-    pub(super) fn cpu(layers: usize, memory: Memory, available: Option<u64>) -> Decision {
-        Decision {
+    pub(super) fn cpu(layers: usize, memory: Memory, available: Option<u64>) -> PlacementDecision {
+        PlacementDecision {
             strategy: "cpu-only",
             placement: Placement::all(Side::Host, layers, 0),
             device: None,
@@ -61,20 +61,20 @@ impl Decision {
     }
 
     /// Everything on the accelerator.
-    pub(super) fn gpu(layers: usize, device: String, memory: Memory, free: u64) -> Decision {
-        Decision {
+    pub(super) fn gpu(layers: usize, device: String, memory: Memory, free: u64) -> PlacementDecision {
+        PlacementDecision {
             strategy: "gpu-only",
             placement: Placement::all(Side::Device, layers, 0),
             device: Some(device),
             k: Some(0),
             gpu: Some((memory, free)),
             host: None,
-            ..Decision::cpu(layers, memory, None)
+            ..PlacementDecision::cpu(layers, memory, None)
         }
     }
 
     /// The placement of a strategy's candidate, of a model of these sizes.
-    pub(super) fn of(candidate: &Candidate, sizes: &Sizes, device: String) -> Decision {
+    pub(super) fn of(candidate: &Candidate, sizes: &Sizes, device: String) -> PlacementDecision {
         let (k, n) = (candidate.k, sizes.layers());
         let vectors = |bits: Option<[u8; 6]>| bits.map(|b| Policy::from_bits(b.map(|b| b == 1)));
         let (placement, kv_pages) = sizes.with_pages(candidate.placement.clone());
@@ -89,7 +89,7 @@ impl Decision {
             let bytes = sizes.device(&Placement::boundary(k, n, 0, 0)).total();
             (bytes > sizes.free()).then(|| (format!("boundary {k} of {} units", n + 2), bytes))
         });
-        Decision {
+        PlacementDecision {
             strategy: candidate.strategy.name(),
             placement,
             device: Some(device),
@@ -108,8 +108,8 @@ impl Decision {
     }
 
     /// This decision, chosen by predicted time.
-    pub(super) fn with(self, predicted: Option<Prediction>) -> Decision {
-        Decision { predicted, ..self }
+    pub(super) fn with(self, predicted: Option<Prediction>) -> PlacementDecision {
+        PlacementDecision { predicted, ..self }
     }
 
     /// Bytes on the device and on the host.

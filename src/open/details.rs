@@ -1,6 +1,6 @@
 //! What there is to say of an engine that runs.
 
-use super::decision::Decision;
+use super::decision::PlacementDecision;
 use super::model::Model;
 use super::settings::Settings;
 use crate::engine::{Engine, Options};
@@ -8,7 +8,7 @@ use crate::simd::linear::Linear;
 use crate::tensor::DType;
 
 /// Which machine's time is reported, if it is not this computer's, and settings without an effect.
-pub(super) fn notes(settings: &Settings, engine: &Engine, decision: &Decision) -> Vec<String> {
+pub(super) fn notes(settings: &Settings, engine: &Engine, decision: &PlacementDecision) -> Vec<String> {
     let mut notes: Vec<String> = clock(settings, engine).into_iter().collect();
     let mut without = |given: bool, sentence: String| {
         if given {

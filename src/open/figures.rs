@@ -7,10 +7,10 @@ use crate::device::{self, Accelerator, Kind, find_machine, machine_names};
 use crate::hardware::Hardware;
 use crate::host::{Pool, cores_beside_device};
 use crate::profile::{
-    Effort, Identity, LIMITS_STEPS, Limits, ModelIdentity, Profile, Store, THIS_MACHINE, Tables,
+    Effort, Identity, LIMITS_STEPS, Limits, ModelIdentity, Profile, ProfileStore, THIS_MACHINE, Tables,
     measured_hardware, tables_of,
 };
-use crate::progress::{Progress, Unit};
+use crate::progress::{Progress, WorkUnit};
 use crate::{Error, Result};
 
 /// The machine that `name` means (`auto`: this one, measured in a hurry if it never was), and the model's timings on it.
@@ -54,7 +54,7 @@ fn this_machine(
     progress.note("measuring this machine in a hurry; tandem profile does it thoroughly");
     let profile = measure_machine(Identity::of_machine(info), device.as_ref(), true, progress)?;
     // A profile that cannot be stored is measured again the next time.
-    if let Err(e) = Store::from_env().and_then(|store| store.save(&profile)) {
+    if let Err(e) = ProfileStore::from_env().and_then(|store| store.save(&profile)) {
         progress.detail(&format!("the profile was not kept: {e}"));
     }
     Ok((profile.limits.hardware(THIS_MACHINE), None))
@@ -72,7 +72,7 @@ pub fn measure_machine(
 ) -> Result<Profile> {
     let pool = Pool::pinned(device.map(|_| cores_beside_device()));
     let steps = if device.is_some() { LIMITS_STEPS } else { LIMITS_STEPS - 2 };
-    progress.begin("measuring this machine", Some(steps), Unit::Things);
+    progress.begin("measuring this machine", Some(steps), WorkUnit::Things);
     let done = std::cell::Cell::new(0);
     let step = || {
         done.set(done.get() + 1);

@@ -13,13 +13,14 @@
 //! |---|---|
 //! | [`Model`], [`pull`], [`decimal`] | a model that has been read, with its tokenizer and template |
 //! | [`Settings`], [`Device`], [`Strategy`], [`Requests`] | how it is to run |
-//! | [`Demand`], [`Use`], [`Running`] | what an engine is for, and the engine |
+//! | [`Demand`], [`RunWork`], [`Running`] | what an engine is for, and the engine |
 //! | [`Needs`], [`Scheduled`] | an engine for many requests |
-//! | [`Decision`], [`Prediction`], [`Considered`] | where it runs, and why |
+//! | [`PlacementDecision`], [`Prediction`], [`Considered`] | where it runs, and why |
 //! | [`planned`] | how a model would run on a machine that is described |
 //! | [`hardware`], [`profiled`], [`measure_machine`] | figures of the machine that times are predicted for |
 
 mod basis;
+mod by_chunk;
 mod check;
 mod decision;
 mod details;
@@ -33,12 +34,12 @@ mod settings;
 mod source;
 
 pub use check::Requests;
-pub use decision::Decision;
+pub use decision::PlacementDecision;
 pub use dry::planned;
 pub use figures::{hardware, measure_machine, profiled};
 pub use model::Model;
 pub use place::{Demand, Running};
-pub use predict::{Considered, Prediction, Use};
+pub use predict::{Considered, Prediction, RunWork};
 pub use scheduled::{Needs, Scheduled};
 pub use settings::{Device, Settings, Strategy};
 pub use source::{decimal, pull};

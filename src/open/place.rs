@@ -12,18 +12,19 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::decision::Decision;
+use super::by_chunk::ByChunk;
+use super::decision::PlacementDecision;
 use super::model::Model;
-use super::predict::{Subject, Use, router};
+use super::predict::{PredictionSubject, RunWork, router};
 use super::settings::{Settings, Strategy};
 use super::source::decimal;
 use super::{Requests, details};
 use crate::cache::KvType;
 use crate::device::{self, Accelerator, Clock, Kind, Rates, Runtime};
-use crate::engine::{Engine, Options, Prepared, Sizes};
+use crate::engine::{Engine, Options, Prepared};
 use crate::host::memory_available;
-use crate::plan::{ExpertCounts, Strategy as System};
-use crate::progress::{Progress, Unit};
+use crate::plan::{Available, ExpertCounts, Strategy as System};
+use crate::progress::{Progress, WorkUnit};
 use crate::simd::Isa;
 use crate::simd::linear::{self, Mode};
 use crate::tensor::{DType, Half};
@@ -41,13 +42,13 @@ pub struct Demand {
     /// Pages of keys and values of all sequences together; `None`: each may grow to the context.
     pub pages: Option<usize>,
     /// The work that the placement should be fast for.
-    pub work: Use,
+    pub work: RunWork,
 }
 
 impl Demand {
     /// One prompt of so many tokens and its answer.
     pub fn one(prompt: usize, answer: usize) -> Demand {
-        let work = Use { prompt, gen_len: answer, batch: 1 };
+        let work = RunWork { prompt, gen_len: answer, batch: 1 };
         Demand { context: prompt + answer, sequences: 1, logits: 1, pages: None, work }
     }
 }
@@ -59,7 +60,7 @@ pub struct Running {
     /// Milliseconds from opening the model's files until ready.
     pub load_ms: f64,
     /// Where it runs.
-    pub decision: Decision,
+    pub decision: PlacementDecision,
     /// Sentences that everybody should read, such as settings without an effect.
     pub notes: Vec<String>,
     /// Sentences for those who want to know more.
@@ -69,7 +70,7 @@ pub struct Running {
 }
 
 /// An engine, and how it was chosen.
-pub(super) type Chosen = (Engine, Decision, Option<Arc<dyn Runtime>>);
+pub(super) type PlacedEngine = (Engine, PlacementDecision, Option<Arc<dyn Runtime>>);
 
 /// How often a model is placed with ever less of the device's memory.
 const PLANS: u32 = 4;
@@ -135,7 +136,7 @@ impl Model {
             progress.note(&format!("TANDEM_ISA: running the {isa} kernels"));
         }
         let options = self.options(settings, demand, progress)?;
-        let place = Place { model: self, settings, options: &options, work: demand.work, progress };
+        let place = Placing { model: self, settings, options: &options, work: demand.work, progress };
         let (engine, mut decision, runtime) = place.anywhere()?;
         decision.experts = ExpertCounts::of(&self.loaded.spec, &decision.placement);
         let load_ms = self.began.elapsed().as_secs_f64() * 1e3;
@@ -179,25 +180,31 @@ impl Model {
 }
 
 /// What is placed, and how.
-pub(super) struct Place<'a> {
+pub(super) struct Placing<'a> {
     pub model: &'a Model,
     pub settings: &'a Settings,
     pub options: &'a Options,
-    pub work: Use,
+    pub work: RunWork,
     pub progress: &'a dyn Progress,
 }
 
-impl Place<'_> {
-    fn subject<'a>(&'a self, options: &'a Options) -> Subject<'a> {
+impl Placing<'_> {
+    fn subject<'a>(&'a self, options: &'a Options) -> PredictionSubject<'a> {
         let model = &self.model.loaded;
-        Subject { settings: self.settings, model, options, work: self.work, progress: self.progress }
+        PredictionSubject {
+            settings: self.settings,
+            model,
+            options,
+            work: self.work,
+            progress: self.progress,
+        }
     }
 
     /// On the device of the settings; on the CPU if there is none and that is left to us.
-    fn anywhere(&self) -> Result<Chosen> {
+    fn anywhere(&self) -> Result<PlacedEngine> {
         let settings = self.settings;
         let Some(kind) = settings.kind() else {
-            let (engine, decision) = self.on_cpu()?;
+            let (engine, decision) = self.on_cpu(self.options)?;
             let predicted = match settings.strategy() {
                 Strategy::CpuOnly => {
                     self.subject(self.options).alone(None, &decision.placement, decision.bytes())?
@@ -206,7 +213,7 @@ impl Place<'_> {
             };
             return Ok((engine, decision.with(predicted), None));
         };
-        let on_cpu = || self.on_cpu().map(|(engine, decision)| (engine, decision, None));
+        let on_cpu = || self.on_cpu(self.options).map(|(engine, decision)| (engine, decision, None));
         // Before it is opened: a device that was lost on the way is not found any more.
         let there = device::check(&kind).is_ok();
         match self.on_accelerator(&kind) {
@@ -222,31 +229,31 @@ impl Place<'_> {
         }
     }
 
-    fn on_cpu(&self) -> Result<(Engine, Decision)> {
+    fn on_cpu(&self, options: &Options) -> Result<(Engine, PlacementDecision)> {
         let (spec, weights) = (self.model.loaded.spec.clone(), &self.model.loaded.weights);
-        let (layers, total) = (spec.n_layers, Prepared::bytes_to_pack(&spec, weights, self.options.isa));
+        let (layers, total) = (spec.n_layers, Prepared::bytes_to_pack(&spec, weights, options.isa));
         let available = memory_available();
         let engine =
             counted(self.progress, total, "packing weights", |done| match self.settings.timed_machine() {
-                None => Engine::new(spec, weights, self.options, done),
+                None => Engine::new(spec, weights, options, done),
                 Some(machine) => {
                     let clock = Arc::new(Clock::new(Rates::of(&machine)?));
-                    Engine::on_emulated_cpu(spec, weights, self.options, clock, done)
+                    Engine::on_emulated_cpu(spec, weights, options, clock, done)
                 }
             })?;
-        let decision = Decision::cpu(layers, engine.memory(), available);
+        let decision = PlacementDecision::cpu(layers, engine.memory(), available);
         Ok((engine, decision))
     }
 
     /// On an accelerator, on both sides, or on the CPU if nothing fits the accelerator and the strategy allows that.
-    fn on_accelerator(&self, kind: &Kind) -> Result<Chosen> {
+    fn on_accelerator(&self, kind: &Kind) -> Result<PlacedEngine> {
         planned_again(kind, self.settings.gpu_memory, self.progress, |accelerator| {
             self.planned(accelerator, kind)
         })
     }
 
     /// The same, planned with the memory that is free on `accelerator`.
-    fn planned(&self, accelerator: Arc<dyn Accelerator>, kind: &Kind) -> Result<Planned<Chosen>> {
+    fn planned(&self, accelerator: Arc<dyn Accelerator>, kind: &Kind) -> Result<Planned<PlacedEngine>> {
         let settings = self.settings;
         let runs = |engine, decision, runtime| Planned::Runs((engine, decision, runtime));
         let runtime = Some(accelerator.runtime().clone());
@@ -260,10 +267,21 @@ impl Place<'_> {
             let predicted = self.subject(&on_device).alone(device, &decision.placement, decision.bytes())?;
             return Ok(runs(engine, decision.with(predicted), runtime));
         };
-        let sizes = Sizes::new(spec, weights, &on_device, &*accelerator)?;
         let info = accelerator.runtime().info().clone();
-        let (chosen, predicted) = self.subject(&on_device).fastest((kind, &info), &sizes, strategies)?;
-        let mut decision = Decision::of(&chosen, &sizes, name.clone());
+        let (chosen, predicted, sizes) = {
+            let available = Available {
+                gpu: accelerator.runtime().memory_free()?,
+                host: memory_available().unwrap_or(u64::MAX),
+                nodes: None,
+            };
+            let chunk = on_device.chunk as u64;
+            let bytes = ByChunk::new(&self.model.loaded, &on_device, &*accelerator, available, chunk)?;
+            let (chosen, predicted) = self.subject(&on_device).fastest((kind, &info), &bytes, strategies)?;
+            let sizes = bytes.sizes(chosen.chunk)?;
+            (chosen, predicted, sizes)
+        };
+        on_device.chunk = chosen.chunk as usize;
+        let mut decision = PlacementDecision::of(&chosen, &sizes, name.clone());
         let whole = predicted.considered.iter().find(|c| c.strategy == System::GpuOnly);
         decision.because = whole
             .filter(|c| c.seconds.is_none())
@@ -274,7 +292,7 @@ impl Place<'_> {
         decision.predicted = Some(predicted);
         if decision.placement.is_host_alone() {
             drop((accelerator, runtime));
-            let (engine, _) = self.on_cpu()?;
+            let (engine, _) = self.on_cpu(&Options { chunk: on_device.chunk, ..self.options.clone() })?;
             decision.host = Some((engine.memory(), memory_available()));
             return Ok(runs(engine, decision, None));
         }
@@ -291,13 +309,13 @@ impl Place<'_> {
         accelerator: &Arc<dyn Accelerator>,
         name: &str,
         options: &Options,
-    ) -> Result<(Engine, Decision)> {
+    ) -> Result<(Engine, PlacementDecision)> {
         let (spec, weights) = (self.model.loaded.spec.clone(), &self.model.loaded.weights);
         let (layers, free) = (spec.n_layers, accelerator.runtime().memory_free()?);
         let engine = counted(self.progress, weights.bytes(), "loading weights", |done| {
             Engine::on_accelerator(spec, weights, options, accelerator.clone(), name, done)
         })?;
-        let decision = Decision::gpu(layers, name.to_owned(), engine.memory(), free);
+        let decision = PlacementDecision::gpu(layers, name.to_owned(), engine.memory(), free);
         Ok((engine, decision))
     }
 }
@@ -320,7 +338,7 @@ pub(super) fn counted<T>(
     if total <= 200 << 20 {
         return work(&|_| ());
     }
-    progress.begin(what, Some(total), Unit::Bytes);
+    progress.begin(what, Some(total), WorkUnit::Bytes);
     let done = AtomicU64::new(0);
     let result = work(&|bytes| progress.at(done.fetch_add(bytes, Ordering::Relaxed) + bytes));
     progress.end();

@@ -6,12 +6,12 @@ use super::basis::Basis;
 use super::settings::Settings;
 use crate::cache::KvType;
 use crate::device::{DeviceInfo, Kind};
-use crate::engine::{Options, Sizes};
+use crate::engine::Options;
 use crate::hardware::Hardware;
 use crate::model::{LoadedModel, RouterProfile};
 use crate::plan::{
-    self, Candidate, CostSource, Costs, FarForecast, Predictor, StepTimes, Strategy as System, Workload,
-    programs,
+    self, Bytes, Candidate, CostSource, Costs, FarForecast, Predictor, StepTimes, Strategy as System,
+    Workload, programs,
 };
 use crate::profile::{ModelIdentity, kept_router};
 use crate::program::{Placement, Side};
@@ -21,7 +21,7 @@ use crate::{Error, Result, sched};
 
 /// The work of a run, as far as known in advance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Use {
+pub struct RunWork {
     /// Tokens of a prompt.
     pub prompt: usize,
     /// Decode steps.
@@ -120,16 +120,17 @@ impl Known {
 }
 
 /// A model, how it is to run, and for what.
-pub(super) struct Subject<'a> {
+pub(super) struct PredictionSubject<'a> {
     pub settings: &'a Settings,
     pub model: &'a LoadedModel,
     pub options: &'a Options,
-    pub work: Use,
+    pub work: RunWork,
     pub progress: &'a dyn Progress,
 }
 
-impl Subject<'_> {
-    /// The fastest placement that fits, of `strategies`, with its predicted time.
+impl PredictionSubject<'_> {
+    /// The fastest placement that fits, of `strategies`, with its predicted time. Where no length of chunks is set and the whole run is
+    /// known, the best of several is chosen, too ([`Candidate::chunk`]).
     ///
     /// # Errors
     /// [`Error::Capacity`] if nothing fits, with the numbers; a hardware description that cannot be read or has no GPU; something
@@ -137,23 +138,22 @@ impl Subject<'_> {
     pub fn fastest(
         &self,
         device: (&Kind, &DeviceInfo),
-        sizes: &Sizes,
+        bytes: &dyn Bytes,
         strategies: &[System],
     ) -> Result<(Candidate, Prediction)> {
         let known = self.known(Some(device))?.expect("every device has figures");
         plan::countable(&known.sized, known.work.batch, known.work.context())?;
-        let request = plan::Request {
+        let request = plan::PlanRequest {
             prompt: known.work.prompt,
             gen_len: known.work.gen_len,
             batch: known.work.batch,
             gpu_memory: None,
-            chunk: Some(known.work.chunk),
+            chunk: (!self.seeks_chunk()).then_some(known.work.chunk),
             overlap: false,
             fixed: self.settings.fixed,
         };
-        let bytes = sizes.counted();
         let plan = known.ask(|costs| {
-            plan::plan_within(&bytes, &known.sized, &known.hardware, &request, strategies, costs)
+            plan::plan_within(bytes, &known.sized, &known.hardware, &request, strategies, costs)
         })?;
         let Some(chosen) = plan.chosen.map(|i| &plan.candidates[i]) else {
             return Err(Error::Capacity(nothing_fits(&plan.candidates)));
@@ -161,7 +161,15 @@ impl Subject<'_> {
         let considered = plan.candidates.iter().map(Considered::of).collect();
         let seconds = (chosen.t_prefill_s.unwrap_or(0.0), chosen.t_decode_s.unwrap_or(0.0));
         let far = chosen.far.clone();
+        let known = Known { work: Workload { chunk: chosen.chunk, ..known.work }, ..known };
         Ok((chosen.clone(), known.prediction(seconds, considered, far, plan.why)))
+    }
+
+    /// Whether the length of chunks is to be chosen with the placement: it is not set, and all of the run is known: later prompts, which
+    /// could be longer, do not fit the context.
+    pub fn seeks_chunk(&self) -> bool {
+        let whole = self.work.prompt + self.work.gen_len;
+        self.settings.chunk.is_none() && self.work.gen_len > 0 && self.options.context <= whole
     }
 
     /// The predicted time with everything on one side, in so many bytes of both: on `device`, or without one on the CPU. `None` if nothing can be

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::place::{Demand, Planned, counted, fit_types, planned_again};
-use super::predict::{Scheduling, Use};
+use super::predict::{RunWork, Scheduling};
 use super::settings::{Settings, Strategy};
-use super::{Decision, Model, Requests, Running, details};
+use super::{Model, PlacementDecision, Requests, Running, details};
 use crate::cache::{KvGeometry, PAGE_TOKENS};
 use crate::device::{Accelerator, Kind, Runtime};
 use crate::engine::{Batcher, Engine, Options, Sizes};
@@ -50,7 +50,7 @@ impl Needs {
 
     /// What an engine is for that runs `n` of them together.
     fn demand(&self, n: usize) -> Demand {
-        let work = Use { prompt: self.mean.0, gen_len: self.mean.1, batch: n };
+        let work = RunWork { prompt: self.mean.0, gen_len: self.mean.1, batch: n };
         Demand { context: self.context, sequences: n, logits: n, pages: Some(self.pages(n)), work }
     }
 }
@@ -60,7 +60,7 @@ pub struct Scheduled {
     /// The engine, unless requests are using it.
     engine: Option<Engine>,
     /// Where it runs, if one placement was chosen for all requests.
-    pub decision: Option<Decision>,
+    pub decision: Option<PlacementDecision>,
     /// Sentences that everybody should read.
     pub notes: Vec<String>,
     /// Sentences for those who want to know more.

@@ -11,7 +11,16 @@
 //! ncmoe            those of the first blocks on the CPU, as few as fit
 //! experts          those of the first blocks on the CPU, and where all else is, by predicted time
 //! ```
-//! `greedy`, `accelerate`, `flexgen` and `zero-inference` are what others do ([`baselines`]). What the user fixed ([`Fixed`]) binds the strategy that it is of.
+//! `greedy`, `accelerate`, `flexgen` and `zero-inference` are what others do, each as good as its own rules make it. What the user fixed
+//! ([`Fixed`]) binds the strategy that it is of. A strategy is a file: a function from what all share (the planner) to its best candidate.
+//!
+//! | strategy | on the GPU | the other blocks | keys and values | on the CPU |
+//! |---|---|---|---|---|
+//! | `greedy` | as many units as fit | computed by the CPU | beside their blocks | these blocks |
+//! | `accelerate` | as many blocks as fit | copied from pageable memory, each waited for | GPU | nothing |
+//! | `flexgen` | a share of the blocks, searched | streamed ahead from pinned memory | either side | attention, if that is faster |
+//! | `zero-inference` | nothing | streamed ahead from pinned memory | GPU | nothing |
+//! | `stream` | nothing | streamed ahead from pinned memory | either side | attention, if that is faster |
 //!
 //! One placement has two policies: a helm candidate may stream its host blocks to the GPU for long prompts and compute
 //! them in place in decode, where that is predicted to be faster.
@@ -19,19 +28,25 @@
 //! Weights on the host lie where [`Hardware::with_weights_on`] says. Two plans of one request that differ in that are one
 //! by [`Plan::or`], which keeps the faster candidate of each strategy.
 
-mod baselines;
+mod accelerate;
+mod cpu_only;
 mod experts;
+mod flexgen;
+mod gpu_only;
+mod greedy;
 mod helm;
 mod lia;
-mod one_side;
 mod planner;
 mod request;
 mod strategy;
+mod stream;
+mod streamed;
+mod zero_inference;
 
 use serde::Serialize;
 
 pub use self::experts::{FEW_REQUESTS, experts_for_requests, experts_on_host};
-pub use self::request::{Fixed, Request, countable};
+pub use self::request::{Fixed, PlanRequest, countable};
 pub use self::strategy::Strategy;
 
 use self::planner::Planner;
@@ -42,8 +57,8 @@ use super::cost::Costs;
 use super::experts::ExpertCounts;
 use super::hardware::{Energy, Hardware};
 use super::memory::Memory;
-use super::price::{Spilled, Stage};
-use super::programs::{Busy, FarForecast, OperationTime};
+use super::price::{Spilled, UnitRun};
+use super::programs::{BusyShares, FarForecast, OperationTime};
 use super::roofline::Roofline;
 use super::sizes::Sizes;
 use crate::program::{Far, Placement};
@@ -96,12 +111,12 @@ pub struct Candidate {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub far: Option<FarForecast>,
     /// Time by stage.
-    pub stages: Vec<Stage>,
+    pub stages: Vec<UnitRun>,
     /// Busy time by kind of operation and unit.
     pub operations: Vec<OperationTime>,
     /// How busy each unit is in prefill and in decode.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub busy: Option<[Busy; 2]>,
+    pub busy: Option<[BusyShares; 2]>,
     /// What the run draws and costs, on a machine whose description says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy: Option<Energy>,
@@ -133,13 +148,13 @@ pub struct Plan {
 /// The best candidate of a strategy.
 fn best_of(strategy: Strategy, planner: &Planner<'_>) -> Candidate {
     let of: fn(&Planner<'_>) -> Candidate = match strategy {
-        Strategy::CpuOnly => one_side::cpu_only,
-        Strategy::GpuOnly => one_side::gpu_only,
-        Strategy::Greedy => baselines::greedy,
-        Strategy::Accelerate => baselines::accelerate,
-        Strategy::Flexgen => baselines::flexgen,
-        Strategy::ZeroInference => baselines::zero_inference,
-        Strategy::Stream => baselines::stream,
+        Strategy::CpuOnly => cpu_only::candidate,
+        Strategy::GpuOnly => gpu_only::candidate,
+        Strategy::Greedy => greedy::candidate,
+        Strategy::Accelerate => accelerate::candidate,
+        Strategy::Flexgen => flexgen::candidate,
+        Strategy::ZeroInference => zero_inference::candidate,
+        Strategy::Stream => stream::candidate,
         Strategy::Helm => helm::candidate,
         Strategy::Lia => lia::candidate,
         Strategy::CpuMoe => experts::cpu_moe,
@@ -160,7 +175,11 @@ fn best_of(strategy: Strategy, planner: &Planner<'_>) -> Candidate {
 ///
 /// # Errors
 /// A request that makes no sense for the model.
-pub fn boundary_curve(sizes: &Sizes, hardware: &Hardware, request: &Request) -> Result<Vec<(usize, f64)>> {
+pub fn boundary_curve(
+    sizes: &Sizes,
+    hardware: &Hardware,
+    request: &PlanRequest,
+) -> Result<Vec<(usize, f64)>> {
     request.check(sizes)?;
     let bytes = request.outline(sizes, hardware);
     let costs = Roofline::new(hardware, sizes);
@@ -174,7 +193,7 @@ pub fn boundary_curve(sizes: &Sizes, hardware: &Hardware, request: &Request) -> 
 pub fn plan_with(
     sizes: &Sizes,
     hardware: &Hardware,
-    request: &Request,
+    request: &PlanRequest,
     strategies: &[Strategy],
     costs: &dyn Costs,
 ) -> Result<Plan> {
@@ -190,7 +209,7 @@ pub fn plan_within(
     bytes: &dyn Bytes,
     sizes: &Sizes,
     hardware: &Hardware,
-    request: &Request,
+    request: &PlanRequest,
     strategies: &[Strategy],
     costs: &dyn Costs,
 ) -> Result<Plan> {

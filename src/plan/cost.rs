@@ -115,7 +115,7 @@ impl Scan {
         Scan { rows: n * self.rows, kv_tokens: n * self.kv_tokens, pairs: n * self.pairs }
     }
 
-    /// Both.
+    /// The scan of both batches together.
     pub fn plus(self, other: Scan) -> Scan {
         Scan {
             rows: self.rows + other.rows,

@@ -82,7 +82,7 @@ pub struct GpuMemory {
     pub modules: u64,
     /// Bytes in all.
     pub total: u64,
-    /// What there is.
+    /// Bytes that the GPU has for this.
     pub available: u64,
 }
 
@@ -99,7 +99,7 @@ pub struct HostMemory {
     pub pinned: u64,
     /// Bytes in all.
     pub total: u64,
-    /// What there is.
+    /// Bytes that the host has for this.
     pub available: u64,
 }
 
@@ -108,7 +108,7 @@ pub struct HostMemory {
 pub struct NodeMemory {
     /// Weights of the host.
     pub weights: u64,
-    /// What there is.
+    /// Bytes that the nodes have for this.
     pub available: u64,
 }
 

@@ -9,7 +9,7 @@
 //!
 //! | item | what |
 //! |---|---|
-//! | [`plan_with`], [`plan_within`], [`Plan`], [`Candidate`], [`Request`], [`Fixed`], [`Strategy`], [`countable`], [`boundary_curve`] | compares the candidates of all strategies and chooses one |
+//! | [`plan_with`], [`plan_within`], [`Plan`], [`Candidate`], [`PlanRequest`], [`Fixed`], [`Strategy`], [`countable`], [`boundary_curve`] | compares the candidates of all strategies and chooses one |
 //! | [`Sizes`], [`ELEMENT`], [`attention_elements`], [`ffn_elements`], [`norm_elements`], [`ffn_of_row`], [`RowWork`] | bytes and elements of a model's units |
 //! | [`Bytes`], [`Outline`], [`memory()`], [`Load`], [`Available`], [`NodesRoom`], [`page_bytes`], [`FAR_WAYS`] | memory that a placement needs on each side, and on memory nodes |
 //! | [`Costs`], [`Batch`], [`Group`], [`Scan`], [`Direction`] | the cost interface of planners and of the virtual machine |
@@ -44,8 +44,8 @@ mod sublayer;
 pub use crate::hardware::{self, Hardware};
 pub use bytes::{Bytes, FAR_WAYS};
 pub use choose::{
-    Candidate, FEW_REQUESTS, Fixed, Plan, Request, Strategy, boundary_curve, countable, experts_for_requests,
-    experts_on_host, plan_with, plan_within,
+    Candidate, FEW_REQUESTS, Fixed, Plan, PlanRequest, Strategy, boundary_curve, countable,
+    experts_for_requests, experts_on_host, plan_with, plan_within,
 };
 pub use cost::{Batch, Costs, Direction, Group, Scan};
 pub use experts::ExpertCounts;
@@ -55,8 +55,10 @@ pub use outline::Outline;
 pub(crate) use predictor::products_of_host;
 pub use predictor::{Predictor, Seconds};
 pub use prefix::Prefix;
-pub use price::{Spilled, Stage, Times, Workload, price};
-pub use programs::{Busy, FarForecast, OperationTime, PredictedRun, far_forecast, programs, programs_with};
+pub use price::{Spilled, Times, UnitRun, Workload, price};
+pub use programs::{
+    BusyShares, FarForecast, OperationTime, PredictedRun, far_forecast, programs, programs_with,
+};
 pub use roofline::Roofline;
 pub(crate) use search::most;
 pub use sizes::{

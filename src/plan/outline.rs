@@ -14,7 +14,7 @@ pub struct Outline<'a> {
     pub sizes: &'a Sizes,
     /// What it has to hold; the rows of a step are those that are asked for.
     pub load: Load,
-    /// What there is.
+    /// Memory of the machine.
     pub available: Available,
 }
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use self::run::Run;
-use self::shape::{Alike, Kinds, Moved, Shape, Sums, Template};
+use self::shape::{Alike, LayerKinds, MovesToSide, Shape, Sums, Template};
 use super::cost::{Costs, Direction, Scan};
 use super::operation::{self, OpCosts};
 use super::sizes::Sizes;
@@ -113,7 +113,7 @@ pub struct Predictor {
     source: Arc<dyn CostSource>,
     sizes: Sizes,
     placement: Placement,
-    kinds: Kinds,
+    kinds: LayerKinds,
     linear: RefCell<FxHashMap<u64, f64>>,
     launch: OnceCell<f64>,
     /// See [`Costs::beside_copies`].
@@ -139,7 +139,7 @@ impl Predictor {
 
     /// The same of a source that is shared.
     pub fn of(source: Arc<dyn CostSource>, sizes: Sizes, placement: Placement) -> Predictor {
-        let kinds = Kinds::of(&sizes, &placement);
+        let kinds = LayerKinds::of(&sizes, &placement);
         let ways = operation::ways(&placement);
         Predictor {
             source,
@@ -197,7 +197,7 @@ impl Predictor {
         if sums.split() || self.kinds.streams_decode {
             return self.exact(iteration);
         }
-        let moved = Moved::of(iteration, &self.kinds);
+        let moved = MovesToSide::of(iteration, &self.kinds);
         let shape = Shape::of(&self.placement, iteration, &self.kinds, &sums, &moved);
         if !moved.is_empty() {
             let template = self.template(&shape)?;
@@ -270,7 +270,13 @@ impl Predictor {
     }
 
     /// Prices an iteration by the programs of its shape.
-    fn price(&self, template: &Template, iteration: &Iteration, sums: &Sums, moved: &[Moved]) -> Seconds {
+    fn price(
+        &self,
+        template: &Template,
+        iteration: &Iteration,
+        sums: &Sums,
+        moved: &[MovesToSide],
+    ) -> Seconds {
         self.ask(|costs| self.run(template, self.edges(iteration, sums, costs), (sums, moved), costs))
     }
 
@@ -297,7 +303,7 @@ impl Predictor {
         &self,
         template: &Template,
         edges: Edges,
-        (sums, moved): (&Sums, &[Moved]),
+        (sums, moved): (&Sums, &[MovesToSide]),
         costs: &dyn Costs,
     ) -> Seconds {
         let stored = sums.stored(&self.sizes, &self.kinds);
@@ -329,7 +335,7 @@ impl Predictor {
     }
 
     /// Pages over the link, one request after the other.
-    fn moves(&self, moved: &Moved, costs: &dyn Costs) -> f64 {
+    fn moves(&self, moved: &MovesToSide, costs: &dyn Costs) -> f64 {
         let direction = match moved.to {
             Side::Device => Direction::ToDevice,
             Side::Host => Direction::ToHost,

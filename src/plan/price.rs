@@ -73,7 +73,7 @@ pub enum Spilled {
 
 /// A run of units that are placed alike.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Stage {
+pub struct UnitRun {
     /// `embedding`, `blocks 1-20`, `blocks 21-36 and head`, `link`.
     pub name: String,
     /// `cpu`, `gpu`, both for a block that is shared, or `link`.
@@ -94,7 +94,7 @@ pub struct Times {
     /// Seconds of one decode step.
     pub step: f64,
     /// Seconds by stage.
-    pub stages: Vec<Stage>,
+    pub stages: Vec<UnitRun>,
     /// How spilled keys and values are attended in decode, if any are.
     pub spilled: Option<Spilled>,
 }
@@ -308,8 +308,8 @@ pub(super) fn stage_of(
     last: usize,
     prefill_s: f64,
     decode_step_s: f64,
-) -> Stage {
-    Stage {
+) -> UnitRun {
+    UnitRun {
         name: name_of(first, last, placement.layers.len()),
         side: side_of(&like(placement, first)),
         units: last + 1 - first,
@@ -333,11 +333,11 @@ pub fn price(costs: &dyn Costs, sizes: &Sizes, placement: &Placement, work: &Wor
         let step = units.iter().map(|u| u.step).sum::<f64>().max(issue(Phase::Decode));
         stage_of(placement, first, last, prefill, step)
     };
-    let mut stages: Vec<Stage> = runs_of(placement).iter().map(stage).collect();
+    let mut stages: Vec<UnitRun> = runs_of(placement).iter().map(stage).collect();
     let (prefill_s, decode_step_s) =
         units.iter().fold((0.0, 0.0), |(a, b), u| (a + u.link_prefill, b + u.link_step));
     if prefill_s > 0.0 || decode_step_s > 0.0 {
-        stages.push(Stage { name: "link".into(), side: "link", units: 0, prefill_s, decode_step_s });
+        stages.push(UnitRun { name: "link".into(), side: "link", units: 0, prefill_s, decode_step_s });
     }
     Times {
         prefill: stages.iter().map(|s| s.prefill_s).sum(),

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::cost::{Costs, Group as Alike};
 use super::operation::OpCosts;
-use super::price::{Spilled, Stage, Workload, runs_of, spilled_tokens, stage_of};
+use super::price::{Spilled, UnitRun, Workload, runs_of, spilled_tokens, stage_of};
 use super::sizes::Sizes;
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
@@ -39,7 +39,7 @@ pub struct OperationTime {
 
 /// How busy each unit is: shares of the time, 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
-pub struct Busy {
+pub struct BusyShares {
     /// The device's compute lane.
     pub gpu: f64,
     /// Copies to the device.
@@ -60,11 +60,11 @@ pub struct PredictedRun {
     /// Seconds of all decode steps.
     pub decode: f64,
     /// Seconds by stage; for a decode step, the mean over the answer.
-    pub stages: Vec<Stage>,
+    pub stages: Vec<UnitRun>,
     /// Seconds by kind and unit; for decode steps likewise.
     pub operations: Vec<OperationTime>,
     /// In prefill and in decode.
-    pub busy: [Busy; 2],
+    pub busy: [BusyShares; 2],
     /// How keys and values that the device's pages cannot hold are attended in decode.
     pub spilled: Option<Spilled>,
 }
@@ -110,11 +110,11 @@ impl Sums {
         self.both += weight * timeline.overlap(Unit::Gpu, Unit::H2d);
     }
 
-    fn shares(&self) -> Busy {
+    fn shares(&self) -> BusyShares {
         let [gpu, h2d, d2h, host] =
             self.busy.map(|s| if self.seconds > 0.0 { s / self.seconds } else { 0.0 });
         let less = self.busy[0].min(self.busy[1]);
-        Busy { gpu, h2d, d2h, host, overlap: if less > 0.0 { self.both / less } else { 1.0 } }
+        BusyShares { gpu, h2d, d2h, host, overlap: if less > 0.0 { self.both / less } else { 1.0 } }
     }
 }
 
@@ -185,7 +185,7 @@ pub fn programs_with(
     }
     let gen_len = work.gen_len as f64;
     decode.units.resize(layers + 3, 0.0);
-    let mut stages: Vec<Stage> = runs_of(placement)
+    let mut stages: Vec<UnitRun> = runs_of(placement)
         .into_iter()
         .map(|(first, last)| {
             let sum = |sums: &Sums| sums.units[first..=last].iter().sum::<f64>();
@@ -194,7 +194,7 @@ pub fn programs_with(
         .collect();
     let link = (prefill.units[layers + 2], decode.units[layers + 2]);
     if link.0 > 0.0 || link.1 > 0.0 {
-        stages.push(Stage {
+        stages.push(UnitRun {
             name: "link".into(),
             side: "link",
             units: 0,

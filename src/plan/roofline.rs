@@ -22,7 +22,7 @@ use crate::program::{Launches, Side, Sublayer};
 
 /// How arithmetic and memory time combine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum Combine {
     /// They overlap: the larger (HELM).
     Larger,
     /// They do not: the sum (LIA).
@@ -38,7 +38,7 @@ const CACHE_OVER_MEMORY: f64 = 4.0;
 pub struct Roofline<'a> {
     hardware: &'a Hardware,
     sizes: &'a Sizes,
-    form: Form,
+    form: Combine,
     /// Share of the CPU's rates that its attention reaches.
     cpu_attention: f64,
     /// Bytes of weights that the CPU reads per token, from which α follows; 0 leaves the cache out.
@@ -60,7 +60,7 @@ impl<'a> Roofline<'a> {
     /// HELM's: the larger of arithmetic and memory time.
     pub fn new(hardware: &'a Hardware, sizes: &'a Sizes) -> Roofline<'a> {
         let cpu_attention = hardware.efficiency.cpu_attention;
-        Roofline { hardware, sizes, form: Form::Larger, cpu_attention, cpu_weights: OnceLock::new() }
+        Roofline { hardware, sizes, form: Combine::Larger, cpu_attention, cpu_weights: OnceLock::new() }
     }
 
     /// LIA's: their sum, no cache. As printed it has one rate for all that the CPU reads: attention is as fast as products.
@@ -70,7 +70,7 @@ impl<'a> Roofline<'a> {
 
     /// The same with the machine's own rate of attention.
     pub fn serial_measured(hardware: &'a Hardware, sizes: &'a Sizes) -> Roofline<'a> {
-        Roofline { form: Form::Sum, cpu_weights: OnceLock::from(0), ..Roofline::new(hardware, sizes) }
+        Roofline { form: Combine::Sum, cpu_weights: OnceLock::from(0), ..Roofline::new(hardware, sizes) }
     }
 
     /// The same for many requests on the CPU's side of a model whose weights are on the GPU: between two tokens of a request the CPU
@@ -149,7 +149,7 @@ impl<'a> Roofline<'a> {
         let (q, heads) = (self.sizes.spec.q_dim() as u64, self.sizes.spec.n_heads as u64);
         let kv = scan.kv_tokens * kv_token;
         let read = if side == Side::Host { self.blended_read(kv) } else { memory };
-        let scores = if self.form == Form::Sum { scan.pairs * heads * ELEMENT } else { 0 };
+        let scores = if self.form == Combine::Sum { scan.pairs * heads * ELEMENT } else { 0 };
         let x = scan.rows * q * ELEMENT + scores;
         let seconds = self.combine((4 * scan.pairs * q) as f64 / p, x as f64 / memory + kv as f64 / read);
         seconds / self.attention_share(side) + self.beside_work(side, Launches::ATTEND)
@@ -157,8 +157,8 @@ impl<'a> Roofline<'a> {
 
     fn combine(&self, arithmetic: f64, memory: f64) -> f64 {
         match self.form {
-            Form::Larger => arithmetic.max(memory),
-            Form::Sum => arithmetic + memory,
+            Combine::Larger => arithmetic.max(memory),
+            Combine::Sum => arithmetic + memory,
         }
     }
 
@@ -177,8 +177,8 @@ impl<'a> Roofline<'a> {
 
     /// FLOPs and bytes of a sublayer on `side`.
     ///
-    /// With [`Form::Sum`] attention is LIA's: each row multiplies all tokens of its sequence, and the scores are written
-    /// and read. With [`Form::Larger`] it is causal, and scores stay in registers.
+    /// With [`Combine::Sum`] attention is LIA's: each row multiplies all tokens of its sequence, and the scores are written
+    /// and read. With [`Combine::Larger`] it is causal, and scores stay in registers.
     pub fn work(&self, side: Side, layer: usize, sublayer: Sublayer, batch: &Batch<'_>) -> Work {
         let (spec, block) = (&self.sizes.spec, &self.sizes.blocks[layer]);
         let (d, q, kv) = (spec.d_model as u64, spec.q_dim() as u64, spec.kv_dim() as u64);
@@ -200,13 +200,13 @@ impl<'a> Roofline<'a> {
             Sublayer::Down => feed_forward(1),
             Sublayer::Scores | Sublayer::Values => {
                 let pairs = match self.form {
-                    Form::Larger => batch.pairs(block.window),
-                    Form::Sum => batch.groups.iter().map(|g| g.total_rows() * (g.past + g.rows)).sum(),
+                    Combine::Larger => batch.pairs(block.window),
+                    Combine::Sum => batch.groups.iter().map(|g| g.total_rows() * (g.past + g.rows)).sum(),
                 };
                 let y = batch.tokens_read(block.window) * self.sizes.kv_token() / 2;
                 let x = match (sublayer, self.form) {
-                    (Sublayer::Values, Form::Sum) => pairs * spec.n_heads as u64 * ELEMENT,
-                    (Sublayer::Values, Form::Larger) => 0,
+                    (Sublayer::Values, Combine::Sum) => pairs * spec.n_heads as u64 * ELEMENT,
+                    (Sublayer::Values, Combine::Larger) => 0,
                     _ => rows * q * ELEMENT,
                 };
                 Work { flops: 2 * pairs * q, x, y }
@@ -252,8 +252,8 @@ impl Costs for Roofline<'_> {
 
     fn attention(&self, side: Side, layer: usize, batch: &Batch<'_>) -> f64 {
         match self.form {
-            Form::Larger => self.attend(side, layer, &Scan::of(batch, self.sizes.blocks[layer].window)),
-            Form::Sum => [Sublayer::Scores, Sublayer::Values]
+            Combine::Larger => self.attend(side, layer, &Scan::of(batch, self.sizes.blocks[layer].window)),
+            Combine::Sum => [Sublayer::Scores, Sublayer::Values]
                 .map(|s| self.sublayer(side, layer, s, batch))
                 .iter()
                 .sum(),

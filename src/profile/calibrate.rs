@@ -43,8 +43,8 @@ type Lines = Vec<(u64, Vec<(u64, f64)>)>;
 pub(super) struct FactorIndex(Vec<(String, Side, Lines)>);
 
 impl FactorIndex {
-    /// Of a kind of operation on a side, of so many rows, in a step that reads the keys and values of so many tokens. Between
-    /// measured numbers of tokens, and of rows, in proportion; beyond them that of the nearest.
+    /// The factor of an operation of this kind and side with `rows` rows, in a step that reads the keys and values of `tokens` tokens.
+    /// Interpolates between measured numbers of tokens and of rows; beyond them, the nearest one's factor.
     pub fn of(&self, kind: &str, side: Side, rows: u64, tokens: u64) -> f64 {
         let Some((_, _, lines)) = self.0.iter().find(|k| k.1 == side && k.0 == kind) else { return 1.0 };
         between(lines, rows, |line| between(line, tokens, |&factor| factor))

@@ -18,15 +18,15 @@
 //!
 //! | item | what |
 //! |---|---|
-//! | [`Profile`], [`ModelProfile`], [`Store`], [`Identity`], [`DeviceIdentity`], [`ModelIdentity`] | profiles on disk, and the machine, device and model they belong to |
-//! | [`Limits`], [`CpuLimits`], [`Bandwidth`], [`HostAttention`], [`Copies`], [`DeviceLimits`], [`LinkLimits`], [`NodeLimits`], [`HandOver`], [`LaneLimits`], [`Rate`], [`LIMITS_STEPS`] | the limits of a machine |
+//! | [`Profile`], [`ModelProfile`], [`ProfileStore`], [`Identity`], [`DeviceIdentity`], [`ModelIdentity`] | profiles on disk, and the machine, device and model they belong to |
+//! | [`Limits`], [`CpuLimits`], [`Bandwidth`], [`HostAttention`], [`CopyLoad`], [`DeviceLimits`], [`LinkLimits`], [`NodeLimits`], [`HandOver`], [`LaneLimits`], [`Rate`], [`LIMITS_STEPS`] | the limits of a machine |
 //! | [`measure_model`], [`steps_of`], [`Subject`], [`Calibration`] | measures a model |
 //! | [`Tables`], [`Timings`], [`Measured`] | costs from measured times |
 //! | [`measured_tables`], [`tables_of`], [`measured_hardware`], [`measured_readers`], [`THIS_MACHINE`] | profiles of earlier runs |
 //! | [`RouterRecord`], [`RouterText`], [`record_router`], [`router_text`], [`kept_router`] | which experts a model's routers choose |
 //! | [`estimate()`], [`estimate_cpu`], [`similar_device`] | estimates for a machine without a profile |
-//! | [`measure_tuning`], [`TUNING_STEPS`], [`Tuned`], [`Finding`], [`Candidate`], [`TuningStore`], [`install_kept_tuning`] | measures the kernels' tuning table |
-//! | [`Gauge`], [`CoreProbe`], [`CoreState`], [`Sorted`] | detects whether cores are shared with other processes |
+//! | [`measure_tuning`], [`TUNING_STEPS`], [`Tuned`], [`Finding`], [`TimedValue`], [`TuningStore`], [`install_kept_tuning`] | measures the kernels' tuning table |
+//! | [`Gauge`], [`CoreProbe`], [`CoreState`], [`SortedSamples`] | detects whether cores are shared with other processes |
 //! | [`Effort`], [`Samples`], [`ReadProbe`], [`read_bandwidth`], [`Peak`], [`peaks`] | timing, and the probes of memory and arithmetic |
 
 mod bandwidth;
@@ -50,17 +50,17 @@ pub use calibrate::Calibration;
 pub use estimate::{EMULATED, estimate, estimate_cpu, similar_device};
 pub use identity::{DeviceIdentity, Identity, ModelIdentity};
 pub use limits::{
-    Bandwidth, Copies, CpuLimits, DeviceLimits, HandOver, HostAttention, LIMITS_STEPS, LaneLimits, Limits,
+    Bandwidth, CopyLoad, CpuLimits, DeviceLimits, HandOver, HostAttention, LIMITS_STEPS, LaneLimits, Limits,
     LinkLimits, NodeLimits, Rate,
 };
 pub use measure::Subject;
 pub use peak::{Peak, peaks};
 pub use router::{RouterRecord, RouterText, record_router, router_text};
 pub use sample::{Effort, Samples};
-pub use state::{CoreProbe, CoreState, Gauge, Sorted};
-pub use store::{ModelProfile, Profile, Store};
+pub use state::{CoreProbe, CoreState, Gauge, SortedSamples};
+pub use store::{ModelProfile, Profile, ProfileStore};
 pub use tables::{Measured, Tables, Timings};
-pub use tune::{Candidate, Finding, TUNING_STEPS, Tuned, TuningStore, install_kept_tuning, measure_tuning};
+pub use tune::{Finding, TUNING_STEPS, TimedValue, Tuned, TuningStore, install_kept_tuning, measure_tuning};
 
 use std::sync::Arc;
 
@@ -86,7 +86,7 @@ pub fn measured_tables(
 
 /// As [`measured_tables`], of a model that is known already.
 pub fn tables_of(device: Option<&DeviceInfo>, model: &ModelIdentity) -> Option<Tables> {
-    let store = Store::from_env().ok()?;
+    let store = ProfileStore::from_env().ok()?;
     let identity = Identity::of_machine(device).with_model(model.clone());
     Some(store.load(&identity).ok()??.model?.tables)
 }
@@ -97,7 +97,7 @@ pub fn tables_of(device: Option<&DeviceInfo>, model: &ModelIdentity) -> Option<T
 /// A file that is there and is damaged.
 pub fn kept_router(model: &ModelIdentity, spec: &ModelSpec) -> Result<Option<RouterRecord>> {
     match spec.experts {
-        Some(_) => Store::from_env()?.load_router(model, spec),
+        Some(_) => ProfileStore::from_env()?.load_router(model, spec),
         None => Ok(None),
     }
 }
@@ -139,14 +139,14 @@ pub fn steps_of(subject: &Subject<'_>, device: bool) -> u64 {
 /// How many threads read memory as fast as all of them ([`CpuLimits::knee`]), as `tandem profile` has kept it; `None` of a
 /// profile made in a hurry, which is too noisy to give threads up for.
 pub fn measured_readers(device: Option<&DeviceInfo>) -> Option<usize> {
-    let profile = Store::from_env().ok()?.load(&Identity::of_machine(device)).ok()??;
+    let profile = ProfileStore::from_env().ok()?.load(&Identity::of_machine(device)).ok()??;
     (!profile.quick).then(|| profile.limits.cpu.knee() as usize)
 }
 
 /// This machine as it was measured before (`tandem profile`), with `device` or without one: `None` if it was not, or if
 /// what is kept cannot be read. Reads one file; measures nothing.
 pub fn measured_hardware(device: Option<&DeviceInfo>) -> Option<Hardware> {
-    let store = Store::from_env().ok()?;
+    let store = ProfileStore::from_env().ok()?;
     let profile = store.load(&Identity::of_machine(device)).ok()??;
     let mut hardware = profile.limits.hardware(THIS_MACHINE);
     // How much of the memory is free changes from hour to hour.

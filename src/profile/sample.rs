@@ -36,7 +36,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// These.
+    /// Samples of these seconds.
     pub fn new(seconds: Vec<f64>) -> Samples {
         Samples { seconds }
     }
@@ -46,7 +46,7 @@ impl Samples {
         self.seconds.push(seconds);
     }
 
-    /// How many.
+    /// Number of samples.
     pub fn len(&self) -> usize {
         self.seconds.len()
     }

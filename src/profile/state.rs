@@ -151,13 +151,13 @@ impl Gauge {
 
 /// Samples by state.
 #[derive(Debug, Clone, Default)]
-pub struct Sorted {
+pub struct SortedSamples {
     quiet: Samples,
     contended: Samples,
     all: Samples,
 }
 
-impl Sorted {
+impl SortedSamples {
     /// One more.
     pub fn push(&mut self, (state, seconds): (CoreState, f64)) {
         self.all.push(seconds);
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn samples_of_different_states_are_not_mixed() {
-        let mut s = Sorted::default();
+        let mut s = SortedSamples::default();
         for _ in 0..3 {
             s.push((CoreState::Contended, 9.0));
             s.push((CoreState::Between, 100.0));
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(s.median(), (9.0, "contended 3".into()));
         (0..4).for_each(|_| s.push((CoreState::Quiet, 1.0)));
         assert_eq!(s.median(), (1.0, "quiet 4".into()));
-        let mut few = Sorted::default();
+        let mut few = SortedSamples::default();
         few.push((CoreState::Quiet, 5.0));
         assert_eq!(few.median(), (5.0, "mixed 1".into()));
     }

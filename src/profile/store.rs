@@ -115,22 +115,22 @@ impl Profile {
 
 /// The profiles of the cache folder.
 #[derive(Debug, Clone)]
-pub struct Store {
+pub struct ProfileStore {
     folder: PathBuf,
 }
 
-impl Store {
+impl ProfileStore {
     /// The store in the folder that the environment names.
     ///
     /// # Errors
     /// As [`Cache::from_env`].
-    pub fn from_env() -> Result<Store> {
-        Ok(Store::at(Cache::from_env()?.home()))
+    pub fn from_env() -> Result<ProfileStore> {
+        Ok(ProfileStore::at(Cache::from_env()?.home()))
     }
 
     /// The store in the cache folder `home`.
-    pub fn at(home: &Path) -> Store {
-        Store { folder: home.join("profiles") }
+    pub fn at(home: &Path) -> ProfileStore {
+        ProfileStore { folder: home.join("profiles") }
     }
 
     /// The folder of all profiles.
@@ -170,7 +170,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::super::limits::{
-        Bandwidth, Copies, CpuLimits, DeviceLimits, HandOver, HostAttention, LinkLimits, Rate,
+        Bandwidth, CopyLoad, CpuLimits, DeviceLimits, HandOver, HostAttention, LinkLimits, Rate,
     };
     use super::*;
 
@@ -198,7 +198,7 @@ mod tests {
                     threads: 2,
                     alone_bw: 20e9,
                     beside_copies_bw: 15e9,
-                    copies: Copies::Link,
+                    copies: CopyLoad::Link,
                 },
                 hand_over: HandOver { spinning_s: 1e-6, parked_s: 2e-5, in_step_s: Some(2e-6), lane: None },
                 device: Some(DeviceLimits {
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn what_is_saved_is_loaded_again_and_nothing_else() {
         let home = tempfile::tempdir().unwrap();
-        let (store, profile) = (Store::at(home.path()), profile());
+        let (store, profile) = (ProfileStore::at(home.path()), profile());
         assert_eq!(store.load(&profile.identity).unwrap(), None);
         let path = store.save(&profile).unwrap();
         assert_eq!(store.load(&profile.identity).unwrap().as_ref(), Some(&profile));

@@ -7,7 +7,7 @@
 //! keep the program's order where they share memory is the business of [`super::order`], for the regions that operations name;
 //! that they name all they touch is checked in `declared`.
 //!
-//! Of asynchronous iterations a row passes the sublayers in several: [`parked::Parked`] is what is carried from one to the next.
+//! Of asynchronous iterations a row passes the sublayers in several: [`parked::ParkedRows`] is what is carried from one to the next.
 
 mod declared;
 mod parked;
@@ -17,9 +17,9 @@ mod tokens;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-pub use self::parked::Parked;
-use self::rows::{BatchRows, Home, Row, Run};
-use self::tokens::{Ranges, Tokens, holds, insert};
+pub use self::parked::ParkedRows;
+use self::rows::{BatchRows, KvHome, Run, SideRow};
+use self::tokens::{FollowedTokens, Ranges, holds, insert};
 use super::iteration::{Iteration, RequestId};
 use super::op::{Buffer, Cargo, Kind, Op, Part, Program, Unit};
 use super::placement::{LayerPlacement, Placement, Residence, Side, Sublayer};
@@ -44,7 +44,7 @@ struct Walk<'a> {
     /// The rows of each sub-batch.
     rows: Vec<BatchRows<'a>>,
     /// Tokens of the requests whose tokens are followed by number.
-    tokens: Tokens,
+    tokens: FollowedTokens,
     staged: HashMap<(u8, RequestId), (u32, Ranges)>,
     /// For requests whose pages move, the sides and layers whose pages operations name.
     moved: HashMap<RequestId, Vec<(Side, Range<u32>)>>,
@@ -66,7 +66,7 @@ enum Goes {
 
 /// Verifies `program` against what it was made from. Cohorts of an asynchronous iteration are taken to be parked where it says:
 /// programs are verified for the case that all of them join, and that none does. For a sequence of iterations, see
-/// [`parked::Parked::next`].
+/// [`parked::ParkedRows::next`].
 ///
 /// # Errors
 /// The first [`Fault`].
@@ -129,7 +129,7 @@ fn want(found: Option<u32>, wanted: u32, what: &str, row: u32) -> Result<(), Str
     }
 }
 
-fn residual(row: &mut Row, add: bool, value: u32, at: u32) -> Result<(), String> {
+fn residual(row: &mut SideRow, add: bool, value: u32, at: u32) -> Result<(), String> {
     if add {
         let before = value
             .checked_sub(1)
@@ -201,7 +201,7 @@ impl<'a> Walk<'a> {
             placement,
             iteration,
             rows: rows.collect(),
-            tokens: Tokens::new(placement),
+            tokens: FollowedTokens::new(placement),
             staged: HashMap::new(),
             moved,
             weights: HashMap::new(),
@@ -262,7 +262,7 @@ impl<'a> Walk<'a> {
             let mail = &mut state.mail;
             match op.kind {
                 Kind::Embed => {
-                    if state.rows.iter().any(|row| *row != Row::default()) {
+                    if state.rows.iter().any(|row| *row != SideRow::default()) {
                         return Err(format!("row {r} is embedded twice"));
                     }
                     state.rows[s].hidden = Some(0);
@@ -525,7 +525,7 @@ impl<'a> Walk<'a> {
     fn kept(&self, b: usize, run: &Run) -> Result<(), String> {
         for (l, layer) in (0u32..).zip(&self.placement.layers) {
             let side = match (layer.kv, run.home()) {
-                (Side::Host, _) | (_, Home::Host) => Side::Host,
+                (Side::Host, _) | (_, KvHome::Host) => Side::Host,
                 _ => Side::Device,
             };
             let group = self.rows[b].group(run);
@@ -555,7 +555,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-fn carry(cargo: Cargo, layer: u32, r: u32, source: Row, row: &mut Row) -> Result<(), String> {
+fn carry(cargo: Cargo, layer: u32, r: u32, source: SideRow, row: &mut SideRow) -> Result<(), String> {
     let missing = || format!("row {r}: nothing on the other side");
     match cargo {
         Cargo::Hidden { pending } => {

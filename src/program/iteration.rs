@@ -137,7 +137,7 @@ impl SubBatch {
 
 /// Whole pages of a request that change sides, in all layers with keys and values on the device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PageMove {
+pub struct MoveRequest {
     /// The request whose pages move.
     pub request: RequestId,
     /// The side they are on afterwards.
@@ -168,7 +168,7 @@ pub struct Iteration {
     pub sub_batches: Vec<SubBatch>,
     /// Moves of pages. Those of requests in this iteration are done before their groups' operations: a group's
     /// [`Kv`] says where its pages are after them.
-    pub moves: Vec<PageMove>,
+    pub moves: Vec<MoveRequest>,
     /// How sub-batches share the lanes.
     pub flow: Flow,
     /// Whether each row that wants logits is reduced to its likeliest token.

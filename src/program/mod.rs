@@ -11,9 +11,9 @@
 //! | item | what |
 //! |---|---|
 //! | [`Placement`], [`LayerPlacement`], [`Residence`], [`Staging`], [`Policy`], [`Sublayer`], [`Side`], [`Phase`] | where a model's layers are stored and computed |
-//! | [`Iteration`], [`SubBatch`], [`Group`], [`Kv`], [`Far`], [`Flow`], [`PageMove`], [`RequestId`], [`Wants`] | the rows and page moves of a step |
+//! | [`Iteration`], [`SubBatch`], [`Group`], [`Kv`], [`Far`], [`Flow`], [`MoveRequest`], [`RequestId`], [`Wants`] | the rows and page moves of a step |
 //! | [`lower()`], [`Program`], [`Op`], [`Kind`], [`Work`], [`Unit`], [`Part`], [`Cargo`], [`RowsOf`], [`Buffer`], [`Region`] | the program of a step |
-//! | [`check()`], [`Parked`] | verifies that a program computes its iteration |
+//! | [`check()`], [`ParkedRows`] | verifies that a program computes its iteration |
 //! | [`waits`] | derives which operation waits for which |
 //! | [`virtual_machine`] | runs a program on a clock, without computing |
 //!
@@ -30,8 +30,8 @@ pub mod virtual_machine;
 
 /// The device's clock knows both: they are below programs.
 pub use crate::device::{CopySpans, Launches};
-pub use check::{Parked, check};
-pub use iteration::{Far, Flow, Group, Iteration, Kv, PageMove, RequestId, SubBatch, Wants};
+pub use check::{ParkedRows, check};
+pub use iteration::{Far, Flow, Group, Iteration, Kv, MoveRequest, RequestId, SubBatch, Wants};
 pub use lower::lower;
 pub(crate) use lower::{cohort_pieces, copy_lanes_pay};
 pub use op::{Buffer, Cargo, Kind, Op, Part, Program, Region, RowsOf, Unit, Work};

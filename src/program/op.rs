@@ -24,7 +24,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// All of them.
+    /// The units in the order of their lanes.
     pub const ALL: [Unit; 4] = [Unit::Gpu, Unit::H2d, Unit::D2h, Unit::Host];
 
     /// What computes on a side.
@@ -313,9 +313,9 @@ pub struct Op {
     pub rows: Range<u32>,
     /// Its groups (page moves: the one group or none).
     pub groups: Range<u32>,
-    /// Only the rows that want logits count: the rest of this layer is for nothing.
+    /// Only rows whose logits are wanted are computed: no later layer reads the others.
     pub wanted_only: bool,
-    /// How much.
+    /// What it computes and moves, for its price.
     pub work: Work,
     /// Memory it reads.
     pub reads: Vec<Region>,

@@ -141,7 +141,8 @@ fn meet(entries: &[(Region, usize)], region: &Region, waits: &mut Vec<usize>) {
     waits.extend(entries.iter().filter(|(r, _)| r.overlaps(region)).map(|&(_, by)| by));
 }
 
-/// Takes what operation `at` overwrites out of what others have touched: who touches it later waits for `at`, which has waited for them.
+/// Removes what operation `at` overwrites from the entries of earlier operations. Later users wait on `at`, which already waits on all
+/// earlier users.
 /// Without this, an operation would wait for all those before it that read a whole of which it and others each write a part.
 fn overwrite(entries: &mut Vec<(Region, usize)>, region: &Region, at: usize) {
     let mut behind = Vec::new();

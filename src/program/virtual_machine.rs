@@ -48,7 +48,7 @@ impl<F: Fn(&Op) -> f64> Costs for F {
 
 /// When an operation ran.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Span {
+pub struct OpSpan {
     /// Which, by place in the program.
     pub op: usize,
     /// Where.
@@ -66,7 +66,7 @@ pub struct Span {
 pub struct Timeline {
     /// In the order of the program. What a cohort that did not join would have done has spans without length, at the time at
     /// which it was looked for.
-    pub spans: Vec<Span>,
+    pub spans: Vec<OpSpan>,
     /// Seconds behind the last: [`Costs::after`].
     pub after: f64,
 }
@@ -257,7 +257,7 @@ fn search(
     (backlog, begin): (f64, f64),
     ready_at: &dyn Fn(u8) -> f64,
 ) -> (Timeline, Vec<u8>) {
-    let none = Span { op: 0, unit: Unit::Host, start: 0.0, end: f64::NAN, detached: false };
+    let none = OpSpan { op: 0, unit: Unit::Host, start: 0.0, end: f64::NAN, detached: false };
     let mut spans = vec![none; program.ops.len()];
     // By unit, the next one last; and what of the host's nobody in this iteration waits for.
     let mut queues: [Vec<usize>; 4] = Default::default();
@@ -281,7 +281,7 @@ fn search(
         joins.extend(all.map(|(i, op)| (op.sub_batch, i)));
     }
     // When everything that an operation waits for is done, once all of it has been placed.
-    let ready = |spans: &[Span], op: usize| -> Option<f64> {
+    let ready = |spans: &[OpSpan], op: usize| -> Option<f64> {
         // Nothing of a cohort before it is known whether it joins.
         let of = &program.ops[op];
         let join = match program.is_of_cohort(of) {
@@ -329,7 +329,7 @@ fn search(
                 left -= 1;
                 if program.is_of_cohort(op) && stay.contains(&op.sub_batch) {
                     let t = spans[joins[&op.sub_batch]].end;
-                    spans[i] = Span { op: i, unit, start: t, end: t, detached };
+                    spans[i] = OpSpan { op: i, unit, start: t, end: t, detached };
                     continue;
                 }
                 let start = ready.max(free[lane]);
@@ -345,11 +345,11 @@ fn search(
                             stay.insert(op.sub_batch);
                         }
                     }
-                    spans[i] = Span { op: i, unit, start: free[lane], end: free[lane], detached };
+                    spans[i] = OpSpan { op: i, unit, start: free[lane], end: free[lane], detached };
                     continue;
                 }
                 let end = start + takes(i);
-                spans[i] = Span { op: i, unit, start, end, detached };
+                spans[i] = OpSpan { op: i, unit, start, end, detached };
                 free[lane] = end;
             }
         }

@@ -17,9 +17,9 @@
 //! state for the layers that are left); a cohort is sized from the tables, not by 8 requests of the host to one of the device.
 
 use super::decision::Decision;
-use super::hybrid::{Hybrid, Rates, best};
-use super::model::{Mode, Seen, apex_algorithm_1};
-use super::pace::Prompts;
+use super::hybrid::{Hybrid, ModeRates, best};
+use super::model::{BalanceInputs, Mode, apex_algorithm_1};
+use super::pace::PromptPace;
 use super::predict::Predict;
 use super::queues::Queues;
 use super::strategy::{Limits, Observed, Strategy};
@@ -35,13 +35,13 @@ pub(super) struct Apex {
 
 impl Apex {
     /// With prompts at full rate or paced.
-    pub fn new(prompts: Prompts) -> Apex {
+    pub fn new(prompts: PromptPace) -> Apex {
         Apex { hybrid: Hybrid::new(prompts) }
     }
 }
 
 /// Algorithm 1, and predictions where they say clearly otherwise.
-fn rule(seen: &Seen, rates: &Rates, last: Mode) -> Mode {
+fn rule(seen: &BalanceInputs, rates: &ModeRates, last: Mode) -> Mode {
     let said = apex_algorithm_1(seen);
     let predicted = best(rates, last);
     let of = |mode: Mode| rates[mode as usize].unwrap_or(0.0);
@@ -51,8 +51,8 @@ fn rule(seen: &Seen, rates: &Rates, last: Mode) -> Mode {
 impl Strategy for Apex {
     fn name(&self) -> &'static str {
         match self.hybrid.prompts() {
-            Prompts::Paced => "apex, paced",
-            Prompts::Full => "apex",
+            PromptPace::Paced => "apex, paced",
+            PromptPace::Full => "apex",
         }
     }
 

@@ -21,7 +21,7 @@ use super::learn::Learned;
 use super::policy::Policy;
 use super::predict::Predict;
 use super::queues::Queues;
-use super::rollout::{Progress, Rollout};
+use super::rollout::{Rollout, RolloutProgress};
 use super::steady::Steady;
 use super::strategy::{Limits, Strategy};
 use super::targets::Targets;
@@ -113,7 +113,7 @@ pub(super) struct Comparison {
 #[derive(Debug, Clone)]
 struct Best {
     policy: Policy,
-    progress: Progress,
+    progress: RolloutProgress,
     /// Whether all requests ended.
     ended: bool,
     /// Whether it is the policy that decides already.

@@ -10,7 +10,7 @@ use super::pace::Pace;
 use super::pipeline::most;
 use super::predict::Predict;
 use super::rows::SubBatchRows;
-use super::split::{Fixed, split};
+use super::split::{UnsplitRows, split};
 use super::strategy::Limits;
 use super::view::RequestView;
 use super::weigh::{Worth, rate};
@@ -117,7 +117,7 @@ impl<'a> Parts<'a> {
             left -= u64::from(tokens);
             shares[i] -= u64::from(tokens);
         }
-        let fixed = Fixed {
+        let fixed = UnsplitRows {
             rows: [0, 1].map(|i| batches[i].load.rows),
             device: batches.iter().map(|rows| rows.load.device_attention(self.costs)).sum(),
             most: capacity,

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::program::{Iteration, PageMove, RequestId, Side};
+use crate::program::{Iteration, MoveRequest, RequestId, Side};
 
 use super::decision::Decision;
 use super::queues::Queues;
@@ -12,29 +12,29 @@ use super::view::RequestView;
 /// Copies run beside the step, unless it needs pages that they set free: then they come before it, as in the engine
 /// ([`Engine::change`](crate::engine::Engine::change)).
 #[derive(Debug, Clone)]
-pub struct Copies {
+pub struct StepCopies {
     /// Free pages of each [`Side`].
     free: [usize; 2],
-    first: Vec<PageMove>,
-    beside: Vec<PageMove>,
+    first: Vec<MoveRequest>,
+    beside: Vec<MoveRequest>,
 }
 
-impl Copies {
+impl StepCopies {
     /// Those of a decision that has not been carried out.
-    pub fn of(decision: &Decision, queues: &Queues, limits: &Limits) -> Copies {
+    pub fn of(decision: &Decision, queues: &Queues, limits: &Limits) -> StepCopies {
         let free = [Side::Device, Side::Host].map(|s| limits.pages(s).saturating_sub(queues.stored(s)));
-        let mut copies = Copies { free, first: Vec::new(), beside: Vec::new() };
+        let mut copies = StepCopies { free, first: Vec::new(), beside: Vec::new() };
         for &(request, to) in &decision.swaps {
             let Some(job) = queues.running().iter().find(|job| job.id == request) else { continue };
             let pages = job.pages_with(0) as u32;
             if job.home.is_some_and(|home| home != to) && pages > 0 {
-                copies.add(PageMove { request, to, pages: 0..pages });
+                copies.add(MoveRequest { request, to, pages: 0..pages });
             }
         }
         copies
     }
 
-    fn add(&mut self, m: PageMove) {
+    fn add(&mut self, m: MoveRequest) {
         if self.free[m.to as usize] < m.pages.len() {
             self.finish();
         }
@@ -57,12 +57,12 @@ impl Copies {
     }
 
     /// All of them, in order.
-    pub fn all(&self) -> Vec<PageMove> {
+    pub fn all(&self) -> Vec<MoveRequest> {
         self.first.iter().chain(&self.beside).cloned().collect()
     }
 
     /// Those before the rows of `iteration`, and those beside them, in order. `queues`: with the decision carried out.
-    pub fn split(mut self, iteration: &Iteration, queues: &Queues) -> (Vec<PageMove>, Vec<PageMove>) {
+    pub fn split(mut self, iteration: &Iteration, queues: &Queues) -> (Vec<MoveRequest>, Vec<MoveRequest>) {
         if self.beside.is_empty() {
             return (self.first, self.beside);
         }

@@ -19,7 +19,7 @@ use crate::program::{Phase, Side};
 use super::continuous::Continuous;
 use super::decision::Decision;
 use super::draft::Draft;
-use super::pace::{Pacer, Prompts, most_rows};
+use super::pace::{Pacer, PromptPace, most_rows};
 use super::predict::Predict;
 use super::queues::Queues;
 use super::rows::SubBatchRows;
@@ -37,7 +37,7 @@ pub(super) struct OnDevice {
 
 impl OnDevice {
     /// With prompts at full rate or paced, in their turn or ahead of it.
-    pub fn new(prompts: Prompts, ahead: bool) -> OnDevice {
+    pub fn new(prompts: PromptPace, ahead: bool) -> OnDevice {
         OnDevice { pacer: Pacer::new(prompts), ahead, ..OnDevice::default() }
     }
 }
@@ -45,10 +45,10 @@ impl OnDevice {
 impl Strategy for OnDevice {
     fn name(&self) -> &'static str {
         match (self.pacer.prompts(), self.ahead) {
-            (Prompts::Full, false) => "gpu-only",
-            (Prompts::Full, true) => "gpu-only, ahead",
-            (Prompts::Paced, false) => "gpu-only, paced",
-            (Prompts::Paced, true) => "gpu-only, paced, ahead",
+            (PromptPace::Full, false) => "gpu-only",
+            (PromptPace::Full, true) => "gpu-only, ahead",
+            (PromptPace::Paced, false) => "gpu-only, paced",
+            (PromptPace::Paced, true) => "gpu-only, paced, ahead",
         }
     }
 

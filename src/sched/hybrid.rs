@@ -13,14 +13,14 @@ use super::continuous::Continuous;
 use super::decision::Decision;
 use super::draft::Draft;
 use super::learn::Learned;
-use super::model::{Mode, Seen};
+use super::model::{BalanceInputs, Mode};
 use super::neo::decode_step;
 use super::overlap::Cohorts;
-use super::pace::{Pacer, Prompts, most_rows};
+use super::pace::{Pacer, PromptPace, most_rows};
 use super::pipeline::{AGE, Pipelined};
 use super::predict::Predict;
 use super::queues::Queues;
-use super::rows::{Load, SubBatchRows, longest_waiting};
+use super::rows::{RowLoad, SubBatchRows, longest_waiting};
 use super::strategy::{Limits, Observed, Strategy};
 use super::view::RequestView;
 use super::weigh::{HostPool, Worth, rate};
@@ -29,7 +29,7 @@ use super::weigh::{HostPool, Worth, rate};
 const MARGIN: f64 = 1.02;
 
 /// The rates of the three ways, by [`Mode`]; `None` if a way is impossible in this step.
-pub(super) type Rates = [Option<f64>; 3];
+pub(super) type ModeRates = [Option<f64>; 3];
 
 /// See the [module](self).
 #[derive(Debug, Clone)]
@@ -55,7 +55,7 @@ impl Default for Hybrid {
 }
 
 /// The best way, unless the last one is nearly as good.
-pub(super) fn best(rates: &Rates, last: Mode) -> Mode {
+pub(super) fn best(rates: &ModeRates, last: Mode) -> Mode {
     let mut best = last;
     let mut most = rates[last as usize].map_or(f64::NEG_INFINITY, |rate| rate * MARGIN);
     for mode in [Mode::GpuOnly, Mode::Pipelined, Mode::Overlapped] {
@@ -68,12 +68,12 @@ pub(super) fn best(rates: &Rates, last: Mode) -> Mode {
 
 impl Hybrid {
     /// With prompts at full rate or paced.
-    pub fn new(prompts: Prompts) -> Hybrid {
+    pub fn new(prompts: PromptPace) -> Hybrid {
         Hybrid { pacer: Pacer::new(prompts), ..Hybrid::default() }
     }
 
     /// Whether prompts are paced.
-    pub fn prompts(&self) -> Prompts {
+    pub fn prompts(&self) -> PromptPace {
         self.pacer.prompts()
     }
 
@@ -83,7 +83,7 @@ impl Hybrid {
         queues: &Queues,
         limits: &Limits,
         costs: &dyn Predict,
-        rule: impl Fn(&Seen, &Rates, Mode) -> Mode,
+        rule: impl Fn(&BalanceInputs, &ModeRates, Mode) -> Mode,
     ) -> Decision {
         if limits.one_sided() {
             return self.one_side.plan(queues, limits, costs);
@@ -100,7 +100,7 @@ impl Hybrid {
         let prompts = draft.prompts();
         let pace = self.pacer.pace(&draft, queues, limits, costs, self.cohorts.fill());
         let mut first = SubBatchRows::decode(&draft, &prompts, limits);
-        // Of an overlap's parked rows, so many as it makes tokens.
+        // In an overlap, a parked row yields a token only every so many iterations: count the tokens of one iteration.
         let on_host = draft.of(Side::Host, Phase::Decode).count() as f64;
         let share = if self.mode == Mode::Overlapped { f64::from(costs.token_iterations()) } else { 1.0 };
         first.prompts(&prompts, most_rows(pace, first.load.rows, on_host / share, limits));
@@ -182,10 +182,15 @@ pub(super) fn leaving(draft: &Draft<'_>, layers: u32) -> usize {
 }
 
 /// The inputs of Algorithm 1: the rates at which each side attends its tokens.
-fn seen(first: &SubBatchRows, pool: &[&RequestView], (l, g): (f64, f64), costs: &dyn Predict) -> Seen {
-    let host = pool.iter().fold(Load::default(), |load, job| load.with(&job.group(1, Side::Host)));
+fn seen(
+    first: &SubBatchRows,
+    pool: &[&RequestView],
+    (l, g): (f64, f64),
+    costs: &dyn Predict,
+) -> BalanceInputs {
+    let host = pool.iter().fold(RowLoad::default(), |load, job| load.with(&job.group(1, Side::Host)));
     let per_second = |tokens: u64, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
-    Seen {
+    BalanceInputs {
         prompts: first.load.prompt.0 > 0,
         host_requests: pool.len(),
         n_g: per_second(first.load.device.1, g),

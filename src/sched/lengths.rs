@@ -18,7 +18,7 @@ const FEW: usize = 8;
 
 /// See the [module](self).
 #[derive(Debug, Clone, Default)]
-pub(super) struct Lengths {
+pub(super) struct LearnedLengths {
     /// Tokens of the last answers, and whether each ended by itself; a ring.
     ended: Vec<(u32, bool)>,
     /// Where the next goes.
@@ -49,7 +49,7 @@ impl Curve {
     }
 }
 
-impl Lengths {
+impl LearnedLengths {
     /// An answer has ended with so many tokens: by itself, or where it was cut off.
     pub fn ended(&mut self, tokens: u32, by_itself: bool) {
         match self.ended.get_mut(self.next) {
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn without_answers_that_ended_by_themselves_all_are_as_long_as_allowed() {
-        let mut lengths = Lengths::default();
+        let mut lengths = LearnedLengths::default();
         assert_eq!(
             (lengths.likely(0, 100), lengths.likely(99, 100), lengths.likely(100, 100)),
             (100, 100, 100)
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn the_mean_of_what_is_left_is_learned() {
-        let mut lengths = Lengths::default();
+        let mut lengths = LearnedLengths::default();
         for i in 0..400 {
             lengths.ended([10, 20, 30, 40][i % 4], true);
         }
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn answers_that_still_run_are_not_taken_for_short_ones() {
-        let mut lengths = Lengths::default();
+        let mut lengths = LearnedLengths::default();
         for _ in 0..20 {
             lengths.ended(10, true);
         }
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn old_answers_are_forgotten() {
-        let mut lengths = Lengths::default();
+        let mut lengths = LearnedLengths::default();
         (0..REMEMBERED).for_each(|_| lengths.ended(10, true));
         (0..REMEMBERED).for_each(|_| lengths.ended(1000, true));
         lengths.learn(std::iter::empty());

@@ -119,7 +119,7 @@ impl Strategy for Mixed {
         admit(&mut draft, &steady, enough, queues.waiting().len(), limits);
         let prompts = draft.prompts();
         let decode = SubBatchRows::decode(&draft, &prompts, limits);
-        // Of an overlap's parked rows, so many as it makes tokens.
+        // In an overlap, a parked row yields a token only every so many iterations: count the tokens of one iteration.
         let share = 1.0 / f64::from(costs.token_iterations());
         let tokens = if steady.mode == Mode::Overlapped { share * host as f64 } else { 0.0 };
         let mut first = decode.clone();

@@ -33,10 +33,10 @@
 //! | item | what |
 //! |---|---|
 //! | [`Strategy`], [`Limits`], [`Observed`], [`Decision`], [`by_name`], [`NAMES`] | the strategy interface, and its decisions |
-//! | [`Continuous`], [`Copies`] | building blocks of strategies |
-//! | [`Queues`], [`RequestView`], [`Slots`] | requests in the queues |
+//! | [`Continuous`], [`StepCopies`] | building blocks of strategies |
+//! | [`Queues`], [`RequestView`], [`SlotMap`] | requests in the queues |
 //! | [`Predict`], [`Untimed`] | the predictions that strategies use |
-//! | [`Mode`], [`Seen`], [`apex_algorithm_1`], [`pipelining_pays_mixed`] | APEX's choice by closed formulas |
+//! | [`Mode`], [`BalanceInputs`], [`apex_algorithm_1`], [`pipelining_pays_mixed`] | APEX's choice by closed formulas |
 //!
 //! A strategy is told nothing of tokens, samplers and devices. [`engine::Batcher`](crate::engine::Batcher) carries
 //! its decisions out.
@@ -75,12 +75,12 @@ mod view;
 mod weigh;
 
 pub use continuous::Continuous;
-pub use copies::Copies;
+pub use copies::StepCopies;
 pub use decision::Decision;
-pub use model::{Mode, Seen, apex_algorithm_1, pipelining_pays_mixed};
+pub use model::{BalanceInputs, Mode, apex_algorithm_1, pipelining_pays_mixed};
 pub use predict::{Predict, Untimed};
 pub use queues::Queues;
-pub use slots::Slots;
+pub use slots::SlotMap;
 pub use strategy::{Limits, Observed, Strategy};
 pub use targets::{OwnTargets, Targets};
 pub use view::RequestView;

@@ -27,7 +27,7 @@ pub enum Mode {
 
 /// What Algorithm 1 goes by.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Seen {
+pub struct BalanceInputs {
     /// Whether the iteration has rows of prompts.
     pub prompts: bool,
     /// Requests whose keys and values are on the host.
@@ -48,8 +48,8 @@ pub struct Seen {
 
 /// APEX's Algorithm 1. Without requests on the host it is the device alone, with the prompts (print drops them); otherwise
 /// pipelining if it pays, else overlap.
-pub fn apex_algorithm_1(seen: &Seen) -> Mode {
-    let Seen { prompts, host_requests, n_g, n_c, l, g, lp, gp } = *seen;
+pub fn apex_algorithm_1(seen: &BalanceInputs) -> Mode {
+    let BalanceInputs { prompts, host_requests, n_g, n_c, l, g, lp, gp } = *seen;
     let (lp, gp) = if prompts { (lp, gp) } else { (l, g) };
     match host_requests {
         0 => Mode::GpuOnly,

@@ -23,11 +23,11 @@
 use super::continuous::Continuous;
 use super::decision::Decision;
 use super::draft::{Draft, PATIENCE};
-use super::pace::{Pacer, Prompts, most_rows};
+use super::pace::{Pacer, PromptPace, most_rows};
 use super::pipeline::{AGE, Pipelined};
 use super::predict::Predict;
 use super::queues::Queues;
-use super::rows::{Load, SubBatchRows, longest_waiting};
+use super::rows::{RowLoad, SubBatchRows, longest_waiting};
 use super::strategy::{Limits, Strategy};
 use super::weigh::{HostPool, Worth, rate};
 use crate::program::{Phase, Side};
@@ -41,7 +41,7 @@ pub(super) struct Neo {
 
 impl Neo {
     /// With prompts at full rate or paced.
-    pub fn new(prompts: Prompts) -> Neo {
+    pub fn new(prompts: PromptPace) -> Neo {
         Neo { pacer: Pacer::new(prompts), ..Neo::default() }
     }
 }
@@ -50,15 +50,15 @@ impl Neo {
 pub(super) fn decode_step(draft: &Draft<'_>, costs: &dyn Predict) -> (f64, f64) {
     let jobs = draft.of(Side::Device, Phase::Decode);
     let (rows, kv) = jobs.fold((0, 0), |(n, kv), job| (n + 1, kv + u64::from(job.stored) + 1));
-    let load = Load { rows, device: (rows, kv), ..Load::default() };
+    let load = RowLoad { rows, device: (rows, kv), ..RowLoad::default() };
     (costs.linear(rows.max(1)), load.device_attention(costs))
 }
 
 impl Strategy for Neo {
     fn name(&self) -> &'static str {
         match self.pacer.prompts() {
-            Prompts::Paced => "neo, paced",
-            Prompts::Full => "neo",
+            PromptPace::Paced => "neo, paced",
+            PromptPace::Full => "neo",
         }
     }
 

@@ -62,7 +62,7 @@ impl Pace {
 
 /// Whether a policy's prompts are paced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Prompts {
+pub(super) enum PromptPace {
     /// As many rows as there is room for.
     #[default]
     Full,
@@ -73,18 +73,18 @@ pub(super) enum Prompts {
 /// The pace of a policy, with its view of the long run.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pacer {
-    prompts: Prompts,
+    prompts: PromptPace,
     long_run: LongRun,
 }
 
 impl Pacer {
     /// Of prompts at full rate or paced.
-    pub fn new(prompts: Prompts) -> Pacer {
+    pub fn new(prompts: PromptPace) -> Pacer {
         Pacer { prompts, ..Pacer::default() }
     }
 
     /// Whether prompts are paced at all.
-    pub fn prompts(&self) -> Prompts {
+    pub fn prompts(&self) -> PromptPace {
         self.prompts
     }
 
@@ -98,7 +98,7 @@ impl Pacer {
         costs: &dyn Predict,
         fill: f64,
     ) -> Option<Pace> {
-        if self.prompts == Prompts::Full {
+        if self.prompts == PromptPace::Full {
             return None;
         }
         let steady = self.long_run.estimate(queues, limits, costs, fill);

@@ -9,7 +9,7 @@
 use crate::program::{Flow, Group, Iteration, RequestId, Side, Wants};
 
 use super::predict::Predict;
-use super::rows::{Load, SubBatchRows};
+use super::rows::{RowLoad, SubBatchRows};
 use super::strategy::Limits;
 use super::view::RequestView;
 
@@ -56,7 +56,7 @@ impl Pipelined {
 }
 
 /// What each side of the inequalities takes: (T_l0, T_ca1), (T_l1 + T_pf0 + T_ga0, T_ca0).
-fn hidden(of: &[Load; 2], costs: &dyn Predict) -> [bool; 2] {
+fn hidden(of: &[RowLoad; 2], costs: &dyn Predict) -> [bool; 2] {
     let [zero, one] = of;
     [
         one.host_attention(costs) <= zero.linear(costs),
@@ -66,9 +66,9 @@ fn hidden(of: &[Load; 2], costs: &dyn Predict) -> [bool; 2] {
 }
 
 /// A load with more decode rows of the host.
-fn more(load: Load, rows: usize, tokens: u64) -> Load {
+fn more(load: RowLoad, rows: usize, tokens: u64) -> RowLoad {
     let rows = rows as u64;
-    Load { rows: load.rows + rows, host: (load.host.0 + rows, load.host.1 + tokens), ..load }
+    RowLoad { rows: load.rows + rows, host: (load.host.0 + rows, load.host.1 + tokens), ..load }
 }
 
 /// The largest count up to `n` that `fits`, which must be monotonic. By bisection, since each question asks the tables.

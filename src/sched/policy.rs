@@ -8,14 +8,14 @@ use super::fastdecode::FastDecode;
 use super::gpu_only::OnDevice;
 use super::mixed::Mixed;
 use super::neo::Neo;
-use super::pace::Prompts;
+use super::pace::PromptPace;
 use super::predict::Predict;
 use super::queues::Queues;
 use super::strategy::{Limits, Observed, Strategy};
 use super::view::RequestView;
 
 /// Prompts of a policy: the ways that are tried.
-const BOTH: [Prompts; 2] = [Prompts::Paced, Prompts::Full];
+const BOTH: [PromptPace; 2] = [PromptPace::Paced, PromptPace::Full];
 
 /// A strategy that can be copied, to be tried out.
 #[derive(Debug, Clone)]
@@ -57,20 +57,24 @@ impl Policy {
         Policy::new(Inner::Mixed(Mixed::default()))
     }
 
-    fn on_device(prompts: Prompts, ahead: bool) -> Policy {
+    fn on_device(prompts: PromptPace, ahead: bool) -> Policy {
         Policy::new(Inner::OnDevice(OnDevice::new(prompts, ahead)))
     }
 
     /// The device alone.
     pub fn gpu_only() -> Vec<Policy> {
-        let ways =
-            [(Prompts::Paced, true), (Prompts::Paced, false), (Prompts::Full, true), (Prompts::Full, false)];
+        let ways = [
+            (PromptPace::Paced, true),
+            (PromptPace::Paced, false),
+            (PromptPace::Full, true),
+            (PromptPace::Full, false),
+        ];
         ways.into_iter().map(|(prompts, ahead)| Policy::on_device(prompts, ahead)).collect()
     }
 
     /// The device alone as vLLM has it: decode rows first, and prompts in chunks as there is room.
     pub fn vllm() -> Vec<Policy> {
-        vec![Policy::on_device(Prompts::Full, false)]
+        vec![Policy::on_device(PromptPace::Full, false)]
     }
 
     /// NEO, or the device alone.
@@ -89,11 +93,12 @@ impl Policy {
     pub fn all() -> Vec<Policy> {
         let hybrids =
             |prompts| [Inner::Apex(Apex::new(prompts)), Inner::Neo(Neo::new(prompts))].map(Policy::new);
-        let first = [Policy::mixed(), Policy::on_device(Prompts::Paced, true)].into_iter();
-        let paced = hybrids(Prompts::Paced).into_iter().chain([Policy::on_device(Prompts::Paced, false)]);
+        let first = [Policy::mixed(), Policy::on_device(PromptPace::Paced, true)].into_iter();
+        let paced =
+            hybrids(PromptPace::Paced).into_iter().chain([Policy::on_device(PromptPace::Paced, false)]);
         let fastdecode = Policy::new(Inner::FastDecode(FastDecode::default()));
-        let full = [true, false].map(|ahead| Policy::on_device(Prompts::Full, ahead));
-        first.chain(paced).chain([fastdecode]).chain(hybrids(Prompts::Full)).chain(full).collect()
+        let full = [true, false].map(|ahead| Policy::on_device(PromptPace::Full, ahead));
+        first.chain(paced).chain([fastdecode]).chain(hybrids(PromptPace::Full)).chain(full).collect()
     }
 
     fn strategy(&self) -> &dyn Strategy {

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 
 use rustc_hash::FxHashMap;
 
-use crate::program::{Iteration, RequestId, Side};
+use crate::program::{Group, Iteration, RequestId, Side};
 
 use super::decision::Decision;
-use super::lengths::Lengths;
+use super::lengths::LearnedLengths;
 use super::targets::Targets;
-use super::turns::Turns;
+use super::turns::TenantTurns;
 use super::view::RequestView;
 
 /// See the [module](self). A request is in one of them from [`Queues::submit`] to [`Queues::end`].
@@ -17,13 +17,13 @@ use super::view::RequestView;
 pub struct Queues {
     waiting: VecDeque<RequestView>,
     running: Vec<RequestView>,
-    turns: Turns,
+    turns: TenantTurns,
     /// Seconds since the start, as far as who runs the steps has told.
     now: f64,
     targets: Targets,
     /// First tokens of requests that came one by one, and the seconds that they took.
     firsts: (usize, f64),
-    lengths: Lengths,
+    lengths: LearnedLengths,
     /// Whether requests are expected to be as long as allowed, whatever others were.
     as_allowed: bool,
     /// Whether an answer ended before its limit: where the others end is not known.
@@ -107,11 +107,11 @@ impl Queues {
         Queues {
             waiting,
             running: self.running.clone(),
-            turns: Turns::default(),
+            turns: TenantTurns::default(),
             now: self.now,
             targets: self.targets,
             firsts: (0, 0.0),
-            lengths: Lengths::default(),
+            lengths: LearnedLengths::default(),
             as_allowed: true,
             ends_early: self.ends_early,
         }
@@ -172,7 +172,7 @@ impl Queues {
     }
 
     /// Sets where running requests live and are parked to what `of` says: swaps may have failed, and cohorts ended.
-    pub fn settle(&mut self, of: impl Fn(RequestId) -> Option<(Side, Option<u32>)>) {
+    pub fn update_homes(&mut self, of: impl Fn(RequestId) -> Option<(Side, Option<u32>)>) {
         for job in &mut self.running {
             if let Some((home, at)) = of(job.id) {
                 (job.home, job.at) = (Some(home), at);
@@ -180,11 +180,22 @@ impl Queues {
         }
     }
 
-    /// What an iteration computed is stored. Groups of requests that have ended meanwhile are left out.
+    /// Counts as stored what an iteration computed and its caller accepted. Groups of requests that have ended meanwhile are left out.
     ///
     /// `parked`: of each sub-batch, the layer whose attention it now waits for, or `None` if its rows are through all layers.
     /// Sub-batches behind its end are through.
-    pub fn commit(&mut self, iteration: &Iteration, parked: &[Option<u32>]) {
+    ///
+    /// `accepted`: how many of a group's tokens stay, the first ones: all of them, but where some were guesses. Asked only for groups
+    /// that are through all layers.
+    ///
+    /// # Panics
+    /// In debug builds if more tokens of a group are accepted than it has.
+    pub fn commit(
+        &mut self,
+        iteration: &Iteration,
+        parked: &[Option<u32>],
+        accepted: impl Fn(&Group) -> u32,
+    ) {
         let place: FxHashMap<RequestId, usize> =
             self.running.iter().enumerate().map(|(at, job)| (job.id, at)).collect();
         for job in self.waiting.iter_mut().chain(&mut self.running) {
@@ -196,7 +207,9 @@ impl Queues {
                 let Some(&at) = place.get(&group.request) else { continue };
                 let job = &mut self.running[at];
                 if now.is_none() {
-                    job.stored = group.end();
+                    let accepted = accepted(group);
+                    debug_assert!(accepted <= group.tokens, "{accepted} tokens of {group:?}");
+                    job.stored = group.first + accepted;
                     if job.stored >= job.likely && !self.as_allowed {
                         job.expect(&self.lengths);
                     }

@@ -12,13 +12,13 @@ mod repeat;
 
 use crate::program::{CopySpans, Flow, Iteration, RequestId, SubBatch};
 
-use super::copies::Copies;
+use super::copies::StepCopies;
 use super::learn::Learned;
 use super::model::Mode;
 use super::policy::Policy;
 use super::predict::Predict;
 use super::queues::Queues;
-use super::rows::Load;
+use super::rows::RowLoad;
 use super::strategy::{Limits, Observed, Strategy};
 use super::weigh::Worth;
 
@@ -34,7 +34,7 @@ pub(super) struct Rollout {
     policy: Policy,
     queues: Queues,
     worth: Worth,
-    progress: Progress,
+    progress: RolloutProgress,
     seconds: f64,
     /// When it began.
     from: f64,
@@ -50,11 +50,11 @@ pub(super) struct Rollout {
 
 /// How far a rollout is after which time: the worth of all rows so far, seconds of the long run.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Progress {
+pub(super) struct RolloutProgress {
     steps: Vec<(f64, f64)>,
 }
 
-impl Progress {
+impl RolloutProgress {
     /// When it ended, so far.
     pub fn seconds(&self) -> f64 {
         self.steps.last().map_or(0.0, |step| step.0)
@@ -85,7 +85,7 @@ pub(super) fn mode(iteration: &Iteration) -> Mode {
 impl Rollout {
     /// Of `policy`, from these requests on, whose rows are worth so much.
     pub fn new(policy: Policy, queues: Queues, worth: Worth) -> Rollout {
-        let (progress, host) = (Progress::default(), HostLane::default());
+        let (progress, host) = (RolloutProgress::default(), HostLane::default());
         let from = queues.now();
         Rollout {
             policy,
@@ -118,7 +118,7 @@ impl Rollout {
     }
 
     /// How far it is after which time.
-    pub fn progress(&self) -> &Progress {
+    pub fn progress(&self) -> &RolloutProgress {
         &self.progress
     }
 
@@ -150,7 +150,7 @@ impl Rollout {
     /// The next step, and those that only repeat it. Returns how many of these were worked out.
     pub fn step(&mut self, limits: &Limits, costs: &dyn Predict, learned: &Learned) -> u32 {
         let decision = self.policy.plan(&self.queues, limits, costs);
-        let copies = Copies::of(&decision, &self.queues, limits);
+        let copies = StepCopies::of(&decision, &self.queues, limits);
         let stays = decision.admit.is_empty() && decision.swaps.is_empty();
         self.queues.admit(&decision);
         self.peak = self.peak.max(self.running());
@@ -207,10 +207,10 @@ impl Rollout {
         self.seconds += takes;
         // Rows that are parked have no token yet.
         let done = iteration.sub_batches.iter().zip(&parked).filter(|(_, parked)| parked.is_none());
-        let load = done.flat_map(|(batch, _)| &batch.groups).fold(Load::default(), Load::with);
+        let load = done.flat_map(|(batch, _)| &batch.groups).fold(RowLoad::default(), RowLoad::with);
         self.advanced(self.worth.of(&load));
         self.queues.set_now(self.from + self.seconds);
-        self.queues.commit(iteration, &parked);
+        self.queues.commit(iteration, &parked, |g| g.tokens);
         let (ended, late) = self.queues.end_complete();
         self.ended = (self.ended.0 + ended, self.ended.1 + late);
         self.policy.observe(&seen);

@@ -12,7 +12,7 @@ const KEPT_FOR_PROMPTS: u32 = 8;
 
 /// Sums over rows that costs depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Load {
+pub(super) struct RowLoad {
     /// All rows.
     pub rows: u64,
     /// Rows of prompts, the tokens of their sequences, and pairs of a row and a token it sees.
@@ -23,9 +23,9 @@ pub(super) struct Load {
     pub host: (u64, u64),
 }
 
-impl Load {
+impl RowLoad {
     /// With one more group.
-    pub fn with(mut self, group: &Group) -> Load {
+    pub fn with(mut self, group: &Group) -> RowLoad {
         let (rows, end) = (u64::from(group.tokens), u64::from(group.end()));
         self.rows += rows;
         match (group.phase, group.kv) {
@@ -41,8 +41,8 @@ impl Load {
     }
 
     /// Without one of its groups.
-    pub fn without(mut self, group: &Group) -> Load {
-        let one = Load::default().with(group);
+    pub fn without(mut self, group: &Group) -> RowLoad {
+        let one = RowLoad::default().with(group);
         self.rows -= one.rows;
         self.prompt =
             (self.prompt.0 - one.prompt.0, self.prompt.1 - one.prompt.1, self.prompt.2 - one.prompt.2);
@@ -80,7 +80,7 @@ pub(super) struct SubBatchRows {
     /// Groups by kind, in the order of the sub-batch.
     kinds: [Vec<Group>; 4],
     /// The sums that their cost depends on.
-    pub load: Load,
+    pub load: RowLoad,
 }
 
 /// The place of a group's kind: prompts to the host, prompts on the device, decode on the device, decode on the host.
@@ -117,7 +117,7 @@ impl SubBatchRows {
         let mut rows = self.clone();
         rows.kinds[3].clear();
         let load = rows.load;
-        rows.load = Load { rows: load.rows - load.host.0, host: (0, 0), ..load };
+        rows.load = RowLoad { rows: load.rows - load.host.0, host: (0, 0), ..load };
         rows
     }
 

@@ -5,7 +5,7 @@ use crate::program::RequestId;
 
 /// Values by [`RequestId`]. Insertion, look-up and removal take constant time.
 #[derive(Debug, Clone)]
-pub struct Slots<T> {
+pub struct SlotMap<T> {
     /// By slot: how often it has been given out before.
     generations: Vec<u32>,
     /// By slot: what is there.
@@ -14,13 +14,13 @@ pub struct Slots<T> {
     free: Vec<u32>,
 }
 
-impl<T> Default for Slots<T> {
+impl<T> Default for SlotMap<T> {
     fn default() -> Self {
-        Slots { generations: Vec::new(), values: Vec::new(), free: Vec::new() }
+        SlotMap { generations: Vec::new(), values: Vec::new(), free: Vec::new() }
     }
 }
 
-impl<T> Slots<T> {
+impl<T> SlotMap<T> {
     /// Puts a value into a free slot.
     pub fn insert(&mut self, value: T) -> RequestId {
         let slot = self.free.pop().unwrap_or_else(|| {
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn an_id_kept_too_long_names_nothing() {
-        let mut slots = Slots::default();
+        let mut slots = SlotMap::default();
         let a = slots.insert('a');
         assert_eq!(slots.remove(a), Some('a'));
         let b = slots.insert('b');
@@ -94,7 +94,7 @@ mod tests {
     proptest! {
         #[test]
         fn slots_agree_with_a_map(ops in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 0..200)) {
-            let mut slots = Slots::default();
+            let mut slots = SlotMap::default();
             let mut model = std::collections::HashMap::new();
             let mut ids = Vec::new();
             for (n, (insert, which)) in ops.into_iter().enumerate() {

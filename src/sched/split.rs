@@ -12,7 +12,7 @@ use super::predict::Predict;
 
 /// The rows that are not split.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Fixed {
+pub(super) struct UnsplitRows {
     /// Rows of each sub-batch: decode rows of the device, and prompts.
     pub rows: [u64; 2],
     /// Attention on the device, of both, in seconds.
@@ -21,7 +21,7 @@ pub(super) struct Fixed {
     pub most: [u64; 2],
 }
 
-impl Fixed {
+impl UnsplitRows {
     /// Rows of the host that each sub-batch has room for.
     pub fn room(&self) -> [usize; 2] {
         [0, 1].map(|i| self.most[i].saturating_sub(self.rows[i]) as usize)
@@ -30,7 +30,7 @@ impl Fixed {
 
 /// A split of the host's rows.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Split {
+pub(super) struct HostSplit {
     /// Rows in the second sub-batch; the others are in the first.
     pub second: usize,
     /// Predicted seconds of the step.
@@ -39,7 +39,12 @@ pub(super) struct Split {
 
 /// The best split of `n` rows, of which the first i have `kv(i)` tokens; the second sub-batch takes the first rows. As many
 /// as there is [`room`](Fixed::room) for, if that is less.
-pub(super) fn split(fixed: &Fixed, n: usize, kv: impl Fn(usize) -> u64, costs: &dyn Predict) -> Split {
+pub(super) fn split(
+    fixed: &UnsplitRows,
+    n: usize,
+    kv: impl Fn(usize) -> u64,
+    costs: &dyn Predict,
+) -> HostSplit {
     let [r0, r1] = fixed.rows;
     let [room0, room1] = fixed.room();
     let n = n.min(room0.saturating_add(room1));
@@ -70,7 +75,7 @@ pub(super) fn split(fixed: &Fixed, n: usize, kv: impl Fn(usize) -> u64, costs: &
     let one = crossing(&|[l0, h1, ..]| h1 <= l0);
     let other = crossing(&|[.., l1, h0]| h0 >= l1);
     let candidates = [least, largest, one, one + 1, other, other + 1];
-    let of = |second: usize| Split { second, seconds: seconds(second) };
+    let of = |second: usize| HostSplit { second, seconds: seconds(second) };
     candidates
         .into_iter()
         .filter(|&second| second <= largest)

@@ -23,7 +23,7 @@
 use super::model::Mode;
 use super::predict::Predict;
 use super::queues::Queues;
-use super::split::{Fixed, split};
+use super::split::{UnsplitRows, split};
 use super::strategy::Limits;
 use super::view::RequestView;
 use super::weigh::Worth;
@@ -171,7 +171,8 @@ impl Model<'_> {
         let prompts = self.prompts(rows);
         let device = self.device_attention(prompts);
         let of = |second: u64| {
-            let fixed = Fixed { rows: [self.device + prompts - second, second], device, most: [u64::MAX; 2] };
+            let fixed =
+                UnsplitRows { rows: [self.device + prompts - second, second], device, most: [u64::MAX; 2] };
             split(&fixed, host as usize, |n| self.kv(n as u64), self.costs).seconds
         };
         Step { mode: Mode::Pipelined, rows, seconds: of(0).min(of(prompts / 2)) }

@@ -20,7 +20,7 @@ use super::view::RequestView;
 
 /// See the [module](self).
 #[derive(Debug, Clone, Default)]
-pub(super) struct Turns {
+pub(super) struct TenantTurns {
     /// The greatest turn that was taken.
     now: u64,
     /// The last turn that each tenant took; those without an entry took theirs before `now`.
@@ -30,7 +30,7 @@ pub(super) struct Turns {
 /// Tenants of whom it is remembered which turn they took, before those are forgotten that took theirs long ago.
 const REMEMBERED: usize = 64;
 
-impl Turns {
+impl TenantTurns {
     /// A request joins the queue.
     pub fn join(&self, waiting: &mut VecDeque<RequestView>, job: RequestView) {
         let own = waiting.iter().rev().find(|other| other.tenant == job.tenant).map(|other| other.turn);

@@ -3,13 +3,13 @@
 use crate::cache::KvGeometry;
 use crate::program::{Group, Kv, Phase, RequestId, Side, Wants};
 
-use super::lengths::Lengths;
+use super::lengths::LearnedLengths;
 use super::targets::OwnTargets;
 
 /// A request as strategies see it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestView {
-    /// Which.
+    /// The request's id.
     pub id: RequestId,
     /// Tokens of the prompt, at least 1.
     pub prompt: u32,
@@ -87,7 +87,7 @@ impl RequestView {
     }
 
     /// What is likely of it as far as answers are known.
-    pub(super) fn expect(&mut self, lengths: &Lengths) {
+    pub(super) fn expect(&mut self, lengths: &LearnedLengths) {
         // The last token of an answer is not stored.
         let answer = lengths.likely(self.made(), self.most - self.prompt + 1);
         self.likely =

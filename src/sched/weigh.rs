@@ -10,7 +10,7 @@
 
 use super::draft::Draft;
 use super::predict::Predict;
-use super::rows::Load;
+use super::rows::RowLoad;
 use super::strategy::Limits;
 use super::view::RequestView;
 
@@ -23,9 +23,9 @@ pub(super) struct Worth {
 
 impl Worth {
     /// Worth measured by a sub-batch with the device's rows.
-    pub fn beside(first: &Load, limits: &Limits, costs: &dyn Predict) -> Worth {
+    pub fn beside(first: &RowLoad, limits: &Limits, costs: &dyn Predict) -> Worth {
         let n = first.device.0.max(1);
-        let alone = Load { rows: n, device: first.device, ..Load::default() };
+        let alone = RowLoad { rows: n, device: first.device, ..RowLoad::default() };
         let most = u64::from(limits.rows);
         Worth {
             decode: (costs.linear(n) + alone.device_attention(costs)) / n as f64,
@@ -39,7 +39,7 @@ impl Worth {
     }
 
     /// Worth of all rows.
-    pub fn of(&self, load: &Load) -> f64 {
+    pub fn of(&self, load: &RowLoad) -> f64 {
         self.decode * (load.device.0 + load.host.0) as f64 + self.prompt * load.prompt.0 as f64
     }
 

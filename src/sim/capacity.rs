@@ -24,14 +24,14 @@ pub struct Room {
 
 /// Pages of [`PAGE_TOKENS`] tokens of all layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Capacity {
+pub struct PageCapacity {
     /// On the GPU.
     pub device_pages: usize,
     /// On the host.
     pub host_pages: usize,
 }
 
-impl Capacity {
+impl PageCapacity {
     /// Beside weights, activations and workspace, by the same dry run as `tandem plan`, of a model that is placed so; numbers of pages in
     /// `placement` do not matter.
     ///
@@ -40,7 +40,12 @@ impl Capacity {
     /// # Errors
     /// A machine without a GPU; a placement that leaves it no block; a GPU or host that has no room for the weights and a page, with the
     /// numbers.
-    pub fn of(hardware: &Hardware, sizes: &Sizes, room: &Room, placement: &Placement) -> Result<Capacity> {
+    pub fn of(
+        hardware: &Hardware,
+        sizes: &Sizes,
+        room: &Room,
+        placement: &Placement,
+    ) -> Result<PageCapacity> {
         if hardware.accelerator.is_none() {
             return Err(Error::usage(format!(
                 "`hardware` {}: describes no GPU; requests are simulated on a CPU and a GPU",
@@ -115,27 +120,27 @@ impl Capacity {
             )));
         }
         let host = (left - own * device) / (page + own);
-        Ok(Capacity { device_pages: device as usize, host_pages: host as usize })
+        Ok(PageCapacity { device_pages: device as usize, host_pages: host as usize })
     }
 
-    /// [`Capacity::of`] for requests of these lengths in tokens: the longest that the GPU can hold sizes its workspace, whatever
+    /// [`PageCapacity::of`] for requests of these lengths in tokens: the longest that the GPU can hold sizes its workspace, whatever
     /// `room` says of the context. Longer ones could not be on the GPU anyway, and must not take memory from all others: they
     /// are served on the host or fail by themselves.
     ///
     /// Returns the number of requests that are longer, too.
     ///
     /// # Errors
-    /// As [`Capacity::of`] for the shortest.
+    /// As [`PageCapacity::of`] for the shortest.
     pub fn serving(
         hardware: &Hardware,
         sizes: &Sizes,
         room: &Room,
         placement: &Placement,
         lengths: impl Iterator<Item = u32>,
-    ) -> Result<(Capacity, usize)> {
+    ) -> Result<(PageCapacity, usize)> {
         let mut lengths: Vec<u32> = lengths.collect();
         lengths.sort_unstable();
-        let of = |context: u32| Capacity::of(hardware, sizes, &Room { context, ..*room }, placement);
+        let of = |context: u32| PageCapacity::of(hardware, sizes, &Room { context, ..*room }, placement);
         // The longer the context, the larger the workspace, and the fewer the pages.
         let fits = |&length: &u32| of(length).is_ok_and(|c| c.tokens().0 >= length as usize);
         let served = lengths.partition_point(fits);

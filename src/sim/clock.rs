@@ -15,7 +15,7 @@ use crate::Result;
 use crate::plan::Predictor;
 use crate::plan::Seconds;
 use crate::program::virtual_machine::Carried;
-use crate::program::{CopySpans, Flow, Group, Iteration, PageMove, RequestId, SubBatch};
+use crate::program::{CopySpans, Flow, Group, Iteration, MoveRequest, RequestId, SubBatch};
 use crate::sched::Predict;
 
 /// What an iteration took.
@@ -40,7 +40,7 @@ pub struct Lap {
 }
 
 /// See the [module](self).
-pub struct Clock<'a> {
+pub struct SimClock<'a> {
     predictor: &'a Predictor,
     /// When the CPU has done what it was given.
     host_free: f64,
@@ -48,10 +48,10 @@ pub struct Clock<'a> {
     ready: HashMap<RequestId, f64>,
 }
 
-impl<'a> Clock<'a> {
+impl<'a> SimClock<'a> {
     /// A clock that runs by these predictions.
-    pub fn new(predictor: &'a Predictor) -> Clock<'a> {
-        Clock { predictor, host_free: 0.0, ready: HashMap::new() }
+    pub fn new(predictor: &'a Predictor) -> SimClock<'a> {
+        SimClock { predictor, host_free: 0.0, ready: HashMap::new() }
     }
 
     /// The host's work in flight at `now`.
@@ -85,7 +85,7 @@ impl<'a> Clock<'a> {
     ///
     /// # Errors
     /// Moves that cannot be lowered.
-    pub fn copies(&self, moves: Vec<PageMove>) -> Result<Lap> {
+    pub fn copies(&self, moves: Vec<MoveRequest>) -> Result<Lap> {
         if moves.is_empty() {
             return Ok(Lap::default());
         }
@@ -112,7 +112,7 @@ impl<'a> Clock<'a> {
         let mut lap = lap(&t);
         lap.parked.push(None);
         let (layers, placement) = (self.predictor.layers(), self.predictor.placement());
-        let when = |clock: &Clock<'_>, batch: &SubBatch| match batch.at {
+        let when = |clock: &SimClock<'_>, batch: &SubBatch| match batch.at {
             None => 0.0,
             Some(_) => {
                 let done = |g: &Group| clock.ready.get(&g.request).copied().unwrap_or(0.0);

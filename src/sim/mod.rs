@@ -26,9 +26,9 @@ mod report;
 mod run;
 mod window;
 
-pub use capacity::{Capacity, Room};
-pub use clock::{Clock, Lap};
-pub use report::{Latencies, LinkBytes, Quantiles, Report, Requests, Sums, Trip, report};
+pub use capacity::{PageCapacity, Room};
+pub use clock::{Lap, SimClock};
+pub use report::{Latencies, LinkBytes, Quantiles, Report, RequestCounts, RunSums, Trip, report};
 pub use run::{Options, simulate, timeline};
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ pub struct Latencies {
 
 /// How requests ended.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct Requests {
+pub struct RequestCounts {
     /// Requests that got all their tokens.
     pub finished: usize,
     /// Without.
@@ -103,7 +103,7 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy: Option<Energy>,
     /// How requests ended.
-    pub requests: Requests,
+    pub requests: RequestCounts,
     /// Each of them, in the order of their arrival.
     #[serde(skip)]
     pub trips: Vec<Trip>,
@@ -181,7 +181,7 @@ impl Trip {
 
 /// Sums over a run, simulated or real.
 #[derive(Debug, Clone, Default)]
-pub struct Sums {
+pub struct RunSums {
     /// When, and how many tokens.
     pub tokens: Vec<(f64, u32)>,
     /// Seconds that the GPU worked; not a number if unknown, as with the others.
@@ -206,7 +206,7 @@ pub struct Sums {
     pub reasons: Vec<(String, usize)>,
 }
 
-impl Sums {
+impl RunSums {
     /// A request failed.
     pub fn fail(&mut self, why: String) {
         let known = self.reasons.iter().position(|(w, _)| *w == why);
@@ -218,7 +218,7 @@ impl Sums {
 }
 
 /// What is to be said of a run of requests.
-pub fn report(strategy: &str, trips: &[Trip], sums: Sums, targets: &Targets) -> Report {
+pub fn report(strategy: &str, trips: &[Trip], sums: RunSums, targets: &Targets) -> Report {
     let makespan = sums.tokens.last().map_or(0.0, |t| t.0);
     let per_second = |tokens: u64, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
     let all: u64 = sums.tokens.iter().map(|t| u64::from(t.1)).sum();
@@ -258,7 +258,7 @@ pub fn report(strategy: &str, trips: &[Trip], sums: Sums, targets: &Targets) -> 
         keeps_targets: targets.is_some().then(|| targets.kept(trips.len() - within, trips.len())),
         failed: trips.len() - done.len(),
         energy: None,
-        requests: Requests {
+        requests: RequestCounts {
             finished: done.len(),
             failed: trips.len() - done.len(),
             on_host: done.iter().filter(|t| t.on_host()).count(),

@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 
-use super::capacity::Capacity;
-use super::clock::Clock;
-use super::report::{Report, Sums, Trip, report};
-use super::window::Recorder;
+use super::capacity::PageCapacity;
+use super::clock::SimClock;
+use super::report::{Report, RunSums, Trip, report};
+use super::window::WindowRecorder;
 use crate::cache::PAGE_TOKENS;
 use crate::plan::Predictor;
 use crate::program::{Flow, Iteration, RequestId, Side, Wants};
-use crate::sched::{Copies, Decision, Limits, Observed, Predict, Queues, RequestView, Strategy, Targets};
-use crate::timeline::{Timeline, Window};
+use crate::sched::{Decision, Limits, Observed, Predict, Queues, RequestView, StepCopies, Strategy, Targets};
+use crate::timeline::{StepWindow, Timeline};
 use crate::workload::Arrival;
 use crate::{Error, Result};
 
@@ -31,7 +31,7 @@ pub struct Options {
     /// Requests that run at a time.
     pub sequences: u32,
     /// Pages on each side.
-    pub capacity: Capacity,
+    pub capacity: PageCapacity,
     /// What is asked of latency.
     pub targets: Targets,
     /// Tokens that each answer may have, of which strategies know; `None`: they know where it ends.
@@ -68,11 +68,11 @@ pub fn timeline(
     strategy: &mut dyn Strategy,
     predict: &Predictor,
     options: &Options,
-    window: Window,
+    window: StepWindow,
     seen: &mut dyn FnMut(u64),
 ) -> Result<Timeline> {
     let tokens = requests.iter().map(|r| u64::from(r.output)).sum();
-    let recorder = Recorder::new(predict, window, tokens);
+    let recorder = WindowRecorder::new(predict, window, tokens);
     let sim = run(requests, strategy, predict, options, Some(recorder), seen)?;
     Ok(sim.recorder.map(|r| r.timeline()).unwrap_or_default())
 }
@@ -82,10 +82,10 @@ fn run<'a>(
     strategy: &mut dyn Strategy,
     predict: &'a Predictor,
     options: &Options,
-    recorder: Option<Recorder<'a>>,
+    recorder: Option<WindowRecorder<'a>>,
     seen: &mut dyn FnMut(u64),
 ) -> Result<Sim<'a>> {
-    let Capacity { device_pages, host_pages } = options.capacity;
+    let PageCapacity { device_pages, host_pages } = options.capacity;
     let limits = Limits {
         rows: options.rows,
         sub_batches: options.sub_batches,
@@ -97,12 +97,12 @@ fn run<'a>(
         trips: requests.iter().map(|r| Trip { arrived: r.at, output: r.output, ..Trip::default() }).collect(),
         requests,
         queues: Queues::default(),
-        clock: Clock::new(predict),
+        clock: SimClock::new(predict),
         recorder,
         most_pages: strategy.most_pages(&limits),
         limits,
         most_answer: options.most_answer.unwrap_or(0),
-        sums: Sums::default(),
+        sums: RunSums::default(),
         now: 0.0,
         made: 0,
         next: 0,
@@ -144,15 +144,15 @@ struct Sim<'a> {
     requests: &'a [Arrival],
     trips: Vec<Trip>,
     queues: Queues,
-    clock: Clock<'a>,
+    clock: SimClock<'a>,
     /// Records a few steps.
-    recorder: Option<Recorder<'a>>,
+    recorder: Option<WindowRecorder<'a>>,
     limits: Limits,
     /// Tokens that each answer may have, at least.
     most_answer: u32,
     /// Pages of the longest request that the strategy serves.
     most_pages: usize,
-    sums: Sums,
+    sums: RunSums,
     now: f64,
     /// Tokens so far.
     made: u64,
@@ -204,7 +204,7 @@ impl Sim<'_> {
 
     /// Carries a decision out. Returns whether anything advanced.
     fn iterate(&mut self, name: &str, decision: Decision, predict: &dyn Predict) -> Result<(bool, Observed)> {
-        let copies = Copies::of(&decision, &self.queues, &self.limits);
+        let copies = StepCopies::of(&decision, &self.queues, &self.limits);
         self.sums.swapped_pages += copies.pages();
         self.queues.admit(&decision);
         let iteration = Iteration { moves: copies.all(), ..decision.iteration };
@@ -238,7 +238,7 @@ impl Sim<'_> {
             Flow::Async => 2,
         }] += 1;
         self.queues.set_now(self.now);
-        self.queues.commit(&iteration, &lap.parked);
+        self.queues.commit(&iteration, &lap.parked, |g| g.tokens);
         let made = self.tokens(&iteration, &lap.parked);
         if made > 0 {
             self.sums.tokens.push((self.now, made));

@@ -16,7 +16,7 @@ fn options() -> Options {
         rows: 512,
         sub_batches: 2,
         sequences: 64,
-        capacity: Capacity { device_pages: 0, host_pages: 0 },
+        capacity: PageCapacity { device_pages: 0, host_pages: 0 },
         targets: Targets::NONE,
         most_answer: None,
         learns_lengths: true,
@@ -35,7 +35,7 @@ impl Machine {
     }
 
     fn with<T>(&self, device_pages: usize, run: impl FnOnce(&Predictor, &Options) -> T) -> T {
-        let capacity = Capacity { device_pages, host_pages: 2000 };
+        let capacity = PageCapacity { device_pages, host_pages: 2000 };
         let placement =
             Placement { host_pages: 2000, ..Placement::all(Side::Device, self.sizes.layers(), device_pages) };
         let predicted = Predictor::new(self.hardware.clone(), self.sizes.clone(), placement);
@@ -45,7 +45,7 @@ impl Machine {
     fn run(&self, requests: &[Arrival], device_pages: usize) -> Report {
         self.with(device_pages, |predicted, options| {
             // Continuous batching is of one side.
-            let options = Options { capacity: Capacity { device_pages, host_pages: 0 }, ..*options };
+            let options = Options { capacity: PageCapacity { device_pages, host_pages: 0 }, ..*options };
             simulate(requests, &mut Continuous::default(), predicted, &options, &mut |_| ()).unwrap()
         })
     }
@@ -127,7 +127,7 @@ fn a_cohort_over_the_window_loses_a_whole_iteration() {
         let alone = predicted.iteration(&Iteration::serial(vec![resident], false));
         let one = cohorts::attention(predicted, &cohort(100, None).groups, 1) / 100.0;
         let laps = |tokens: u32| {
-            let mut clock = Clock::new(predicted);
+            let mut clock = SimClock::new(predicted);
             let (mut now, mut at, mut laps) = (0.0, None, Vec::new());
             for _ in 0..12 {
                 let sub_batches = vec![SubBatch { groups: vec![resident], at: None }, cohort(tokens, at)];
@@ -156,7 +156,7 @@ fn a_cohort_over_the_window_loses_a_whole_iteration() {
 fn a_cohort_without_company_waits_for_the_host_alone() {
     let machine = Machine::new();
     machine.with(1000, |predicted, _| {
-        let mut clock = Clock::new(predicted);
+        let mut clock = SimClock::new(predicted);
         let (mut now, mut at, mut n) = (0.0, None, 0);
         loop {
             let sub_batches = vec![SubBatch::default(), cohort(500, at)];
@@ -206,7 +206,7 @@ fn decisions_that_cannot_be_are_errors() {
     ];
     for (wrong, want) in cases {
         let error = machine.with(1, |predicted, options| {
-            let options = Options { capacity: Capacity { device_pages: 1, host_pages: 9 }, ..*options };
+            let options = Options { capacity: PageCapacity { device_pages: 1, host_pages: 9 }, ..*options };
             simulate(&[request(0.0, 50, 2)], &mut Wrong(wrong), predicted, &options, &mut |_| ()).unwrap_err()
         });
         assert!(matches!(&error, Error::Run(said) if said.contains(want)), "{error}");
@@ -249,7 +249,7 @@ fn quantiles_are_of_the_nearest_rank() {
 fn capacity_is_what_is_left_beside_the_weights() {
     let machine = Machine::new();
     let whole = Placement::all(Side::Device, machine.sizes.layers(), 0);
-    let of = |hardware: &Hardware, room: &Room| Capacity::of(hardware, &machine.sizes, room, &whole);
+    let of = |hardware: &Hardware, room: &Room| PageCapacity::of(hardware, &machine.sizes, room, &whole);
     let room = Room { rows: 2048, sequences: 256, context: 1024, gpu_memory: None, host_memory: None };
     let all = of(&machine.hardware, &room).unwrap();
     // 15.5 GB, 13.5 of weights, some hundred MB of activations; 16.8 MB a page.
@@ -299,7 +299,7 @@ fn learned_lengths_are_nearly_as_good_as_known_ones() {
     let made: u64 = requests.iter().map(|r| u64::from(r.output)).sum();
     let run = |most_answer, learns_lengths| {
         machine.with(100, |predicted, options| {
-            let capacity = Capacity { host_pages: 10_000, ..options.capacity };
+            let capacity = PageCapacity { host_pages: 10_000, ..options.capacity };
             let options = Options { most_answer, learns_lengths, sequences: 512, capacity, ..*options };
             let mut strategy = crate::sched::by_name("neo").unwrap();
             let report = simulate(&requests, &mut *strategy, predicted, &options, &mut |_| ()).unwrap();

@@ -1,20 +1,20 @@
 //! A few steps of a simulation, operation by operation.
 //!
-//! Up to the window the simulation goes by its own [`Clock`]; in it, every iteration is lowered for all layers and run on the virtual
+//! Up to the window the simulation goes by its own [`SimClock`]; in it, every iteration is lowered for all layers and run on the virtual
 //! machine, which says what each operation takes, who joins and what is left to the next iteration. So the picture agrees with
 //! itself, and differs from the report by what a few layers leave out of a whole model's step.
 
-use super::clock::{Clock, Lap};
+use super::clock::{Lap, SimClock};
 use crate::Result;
 use crate::plan::{OpCosts, Predictor};
 use crate::program::virtual_machine::{Advance, Carried, run_from};
 use crate::program::{Flow, Iteration, Kind, Program, Unit, lower};
-use crate::timeline::{Timeline, Traced, Window};
+use crate::timeline::{StepWindow, Timeline, Traced};
 
 /// See the [module](self).
-pub(super) struct Recorder<'a> {
+pub(super) struct WindowRecorder<'a> {
     predictor: &'a Predictor,
-    window: Window,
+    window: StepWindow,
     /// Tokens of all requests.
     tokens: u64,
     /// When recording began, and what the last step has left behind and when it ended; from then on.
@@ -23,9 +23,9 @@ pub(super) struct Recorder<'a> {
     timeline: Timeline,
 }
 
-impl<'a> Recorder<'a> {
-    pub fn new(predictor: &'a Predictor, window: Window, tokens: u64) -> Recorder<'a> {
-        Recorder { predictor, window, tokens, state: None, steps: 0, timeline: Timeline::default() }
+impl<'a> WindowRecorder<'a> {
+    pub fn new(predictor: &'a Predictor, window: StepWindow, tokens: u64) -> WindowRecorder<'a> {
+        WindowRecorder { predictor, window, tokens, state: None, steps: 0, timeline: Timeline::default() }
     }
 
     /// Whether the iteration that begins at `now`, after `made` tokens, is recorded.
@@ -44,7 +44,7 @@ impl<'a> Recorder<'a> {
     }
 
     /// Runs an iteration that begins at `now`; `clock` says what was under way before the first.
-    pub fn run(&mut self, iteration: &Iteration, now: f64, clock: &Clock<'_>) -> Result<Lap> {
+    pub fn run(&mut self, iteration: &Iteration, now: f64, clock: &SimClock<'_>) -> Result<Lap> {
         let placement = self.predictor.placement();
         let (begun, carried) = match self.state.take() {
             Some((begun, carried, ended)) => (begun, carried.later(now - ended)),

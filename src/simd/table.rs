@@ -1,10 +1,21 @@
-//! The dispatch table: one readable list of kernels per tier.
+//! The small operations: a method for each, that asserts the shapes and dispatches once.
 //!
-//! A tier inherits the table below it and replaces the kernels that it improves. An operation is dispatched once,
-//! through a method that asserts the shapes; the fields are private, so a kernel runs only after its CPU features and
-//! shapes were checked.
+//! An operation is a [`SimdOp`]: a body over vectors, which each tier runs with its own, and a reference. Those that a tier has
+//! instructions of its own for are fields of its table. Fields are private, so a kernel runs only after its CPU features and shapes were
+//! checked.
 
 use super::Isa;
+use super::generic::activation;
+use super::generic::convert::F32ToBf16;
+use super::generic::embed::EmbedRow;
+use super::generic::map::{InPlace1, InPlace2};
+use super::generic::norm::{AddRmsNorm, LayerNorm, RmsNorm, RmsNormHeads};
+use super::generic::reduce::Argmax;
+use super::generic::rope::RopeHeads;
+use super::generic::softmax::MaxAndLogsumexp;
+use super::vector::SimdOp;
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
 use crate::reference;
 use crate::reference::quantise::Int8Row;
 use crate::rope::RopePairing;
@@ -15,27 +26,14 @@ use crate::tensor::DType;
 /// Activations are `f32`. All kernels are deterministic: the same row gives the same bits, whatever
 /// thread or batch it runs in.
 #[derive(Clone, Copy)]
-#[allow(clippy::type_complexity)] // a signature per line reads better than twenty aliases
 pub struct Kernels {
     /// Name of the tier.
     pub name: &'static str,
     /// The tier.
     pub isa: Isa,
-    pub(super) rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
-    pub(super) rms_norm_heads: unsafe fn(&mut [f32], &[f32], f32),
-    pub(super) add_rms_norm: unsafe fn(&mut [f32], &[f32], &[f32], f32, &mut [f32]),
-    pub(super) layer_norm: unsafe fn(&[f32], &[f32], &[f32], f32, &mut [f32]),
-    pub(super) add: unsafe fn(&mut [f32], &[f32]),
-    pub(super) rope_heads: unsafe fn(&mut [f32], usize, &[f32], &[f32], RopePairing),
-    pub(super) silu_mul_inplace: unsafe fn(&mut [f32], &[f32]),
-    pub(super) gelu_tanh_mul_inplace: unsafe fn(&mut [f32], &[f32]),
-    pub(super) clamped_swiglu_inplace: unsafe fn(&mut [f32], &[f32]),
-    pub(super) relu: unsafe fn(&mut [f32]),
-    pub(super) softcap: unsafe fn(&mut [f32], f32),
-    pub(super) max_and_logsumexp: unsafe fn(&[f32]) -> (f32, f64),
-    pub(super) argmax: unsafe fn(&[f32]) -> usize,
-    pub(super) embed_row: unsafe fn(DType, &[u8], f32, &mut [f32]),
-    pub(super) f32_to_bf16: unsafe fn(&[f32], &mut [u16]),
+    /// Rounding to bf16 where the CPU has an instruction for it.
+    pub(super) bf16_instruction: Option<unsafe fn(&[f32], &mut [u16])>,
+    /// Written for each tier by itself.
     pub(super) quantise_row: unsafe fn(&[f32], Int8Row<'_>, Option<Int8Row<'_>>),
 }
 
@@ -43,21 +41,7 @@ pub struct Kernels {
 pub(super) static REFERENCE: Kernels = Kernels {
     name: "reference",
     isa: Isa::Reference,
-    rms_norm: reference::norm::rms_norm,
-    rms_norm_heads: reference::norm::rms_norm_heads,
-    add_rms_norm: reference::norm::add_rms_norm,
-    layer_norm: reference::norm::layer_norm,
-    add: reference::activation::add,
-    rope_heads: reference::rope::rope_heads,
-    silu_mul_inplace: reference::activation::silu_mul_inplace,
-    gelu_tanh_mul_inplace: reference::activation::gelu_tanh_mul_inplace,
-    clamped_swiglu_inplace: reference::activation::clamped_swiglu_inplace,
-    relu: reference::activation::relu,
-    softcap: reference::activation::softcap,
-    max_and_logsumexp: reference::softmax::max_and_logsumexp,
-    argmax: reference::reduce::argmax,
-    embed_row: reference::embed::embed_row,
-    f32_to_bf16: reference::convert::f32_to_bf16,
+    bf16_instruction: None,
     quantise_row: reference::quantise::quantise_row,
 };
 
@@ -67,21 +51,28 @@ fn same(op: &str, a: (&str, usize), b: (&str, usize)) {
     assert!(a.1 == b.1, "{op}: {} has {} elements, {} has {}", a.0, a.1, b.0, b.1);
 }
 
-/// Calls a kernel of the table.
-macro_rules! call {
-    ($self:ident . $op:ident ( $($arg:expr),* )) => {
-        // SAFETY: `Kernels` values come from `for_isa` alone, which checked that this CPU has the tier's features. A
-        // kernel requires nothing else (its slices carry their lengths).
-        unsafe { ($self.$op)($($arg),*) }
-    };
-}
-
 impl Kernels {
+    /// Runs an operation with the vectors of the tier.
+    fn run<O: SimdOp>(&self, op: O) -> O::Output {
+        match self.isa {
+            Isa::Reference => op.reference(),
+            // SAFETY: `Kernels` values come from `for_isa` alone, which checked that this CPU has the tier's features. An operation
+            // requires nothing else (its slices carry their lengths).
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { avx2::run(op) },
+            // SAFETY: the same.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 | Isa::Amx => unsafe { avx512::run(op) },
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => unreachable!("a tier of another CPU"),
+        }
+    }
+
     /// `out = x·w / √(mean(x²) + eps)`, one row.
     pub fn rms_norm(&self, x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
         same("rms_norm", ("x", x.len()), ("w", w.len()));
         same("rms_norm", ("x", x.len()), ("out", out.len()));
-        call!(self.rms_norm(x, w, eps, out))
+        self.run(RmsNorm { x, w, eps, out })
     }
 
     /// RMS norm in place of each run of `w.len()` elements of `x`: heads of queries or keys, or one row.
@@ -92,7 +83,7 @@ impl Kernels {
             x.len(),
             w.len()
         );
-        call!(self.rms_norm_heads(x, w, eps))
+        self.run(RmsNormHeads { x, w, eps })
     }
 
     /// Adds `delta` to the residual `x`, then `out = rms_norm(x)`.
@@ -100,7 +91,7 @@ impl Kernels {
         same("add_rms_norm", ("x", x.len()), ("delta", delta.len()));
         same("add_rms_norm", ("x", x.len()), ("w", w.len()));
         same("add_rms_norm", ("x", x.len()), ("out", out.len()));
-        call!(self.add_rms_norm(x, delta, w, eps, out))
+        self.run(AddRmsNorm { x, delta, w, eps, out })
     }
 
     /// `out = (x - mean)·w / √(var + eps) + b`, one row.
@@ -108,13 +99,13 @@ impl Kernels {
         same("layer_norm", ("x", x.len()), ("w", w.len()));
         same("layer_norm", ("x", x.len()), ("b", b.len()));
         same("layer_norm", ("x", x.len()), ("out", out.len()));
-        call!(self.layer_norm(x, w, b, eps, out))
+        self.run(LayerNorm { x, w, b, eps, out })
     }
 
     /// `x += delta`: residuals and biases.
     pub fn add(&self, x: &mut [f32], delta: &[f32]) {
         same("add", ("x", x.len()), ("delta", delta.len()));
-        call!(self.add(x, delta))
+        self.run(InPlace2 { a: x, b: delta, f: activation::Add })
     }
 
     /// Rotates the first `2·cos.len()` elements of one head; the rest is unchanged.
@@ -141,47 +132,47 @@ impl Kernels {
             cos.len()
         );
         if !x.is_empty() {
-            call!(self.rope_heads(x, head_dim, cos, sin, pairing))
+            self.run(RopeHeads { x, head_dim, cos, sin, pairing })
         }
     }
 
     /// `gate = silu(gate)·up`.
     pub fn silu_mul_inplace(&self, gate: &mut [f32], up: &[f32]) {
         same("silu_mul_inplace", ("gate", gate.len()), ("up", up.len()));
-        call!(self.silu_mul_inplace(gate, up))
+        self.run(InPlace2 { a: gate, b: up, f: activation::SiluMul })
     }
 
     /// `gate = gelu(gate)·up`, tanh approximation.
     pub fn gelu_tanh_mul_inplace(&self, gate: &mut [f32], up: &[f32]) {
         same("gelu_tanh_mul_inplace", ("gate", gate.len()), ("up", up.len()));
-        call!(self.gelu_tanh_mul_inplace(gate, up))
+        self.run(InPlace2 { a: gate, b: up, f: activation::GeluTanhMul })
     }
 
     /// `gate = g·σ(1.702·g)·(u + 1)`, g = min(gate, 7), u = min(max(up, -7), 7).
     pub fn clamped_swiglu_inplace(&self, gate: &mut [f32], up: &[f32]) {
         same("clamped_swiglu_inplace", ("gate", gate.len()), ("up", up.len()));
-        call!(self.clamped_swiglu_inplace(gate, up))
+        self.run(InPlace2 { a: gate, b: up, f: activation::ClampedSwiGlu })
     }
 
     /// `x = max(x, 0)`.
     pub fn relu(&self, x: &mut [f32]) {
-        call!(self.relu(x))
+        self.run(InPlace1 { x, f: activation::Relu })
     }
 
     /// `x = cap·tanh(x / cap)`; `cap` is positive.
     pub fn softcap(&self, x: &mut [f32], cap: f32) {
         assert!(cap > 0.0, "softcap: cap {cap} is not positive");
-        call!(self.softcap(x, cap))
+        self.run(InPlace1 { x, f: activation::Softcap(cap) })
     }
 
     /// max x (NaN ignored; -inf if all are NaN) and log Σ e^x (NaN if any x is).
     pub fn max_and_logsumexp(&self, x: &[f32]) -> (f32, f64) {
-        call!(self.max_and_logsumexp(x))
+        self.run(MaxAndLogsumexp { x })
     }
 
     /// The lowest index of the greatest element. NaN is never chosen; if all elements are NaN the result is 0.
     pub fn argmax(&self, x: &[f32]) -> usize {
-        call!(self.argmax(x))
+        self.run(Argmax { x })
     }
 
     /// `out = scale·row`, decoded from any dtype, bit for bit as
@@ -194,14 +185,18 @@ impl Kernels {
             row.len(),
             out.len()
         );
-        call!(self.embed_row(dtype, row, scale, out))
+        self.run(EmbedRow { dtype, row, scale, out })
     }
 
     /// Rounds to bfloat16, ties to even; NaN stays NaN. Where the CPU has AVX512_BF16 its instruction is
     /// used, which treats subnormal inputs (below 1.2e-38) as zero; elsewhere they are kept.
     pub fn f32_to_bf16(&self, x: &[f32], out: &mut [u16]) {
         same("f32_to_bf16", ("x", x.len()), ("out", out.len()));
-        call!(self.f32_to_bf16(x, out))
+        match self.bf16_instruction {
+            // SAFETY: this CPU has the features of the tier (see `run`), and the slices carry their lengths.
+            Some(round) => unsafe { round(x, out) },
+            None => self.run(F32ToBf16 { x, out }),
+        }
     }
 
     /// Quantises a row of activations, padded with zeros, to int8 in blocks of 32 ([`reference::quantise`]), and its
@@ -212,7 +207,8 @@ impl Kernels {
         if let Some(fine) = &fine {
             same("quantise_row", ("row", blocks), ("fine", fine.blocks()));
         }
-        call!(self.quantise_row(x, row, fine))
+        // SAFETY: this CPU has the features of the tier (see `run`), and the slices carry their lengths.
+        unsafe { (self.quantise_row)(x, row, fine) }
     }
 }
 

@@ -1,9 +1,27 @@
-//! The table of kernels of each tier.
+//! The table of each tier: it inherits that below, and replaces what it does by itself.
 
 use super::table::REFERENCE;
 #[cfg(target_arch = "x86_64")]
 use super::{Caps, avx2, avx512};
 use super::{Isa, Kernels};
+
+/// AVX2: every operation of the reference tier, replaced.
+#[cfg(target_arch = "x86_64")]
+static AVX2: Kernels =
+    Kernels { name: "avx2", isa: Isa::Avx2, bf16_instruction: None, quantise_row: avx2::quantise_row };
+/// AVX-512: every operation, in wider vectors.
+#[cfg(target_arch = "x86_64")]
+static AVX512: Kernels =
+    Kernels { name: "avx512", isa: Isa::Avx512, quantise_row: avx512::quantise_row, ..AVX2 };
+/// With AVX512_BF16.
+#[cfg(target_arch = "x86_64")]
+static AVX512_BF16: Kernels = Kernels { bf16_instruction: Some(avx512::f32_to_bf16), ..AVX512 };
+/// AMX, whose tiles serve linear layers and attention only.
+#[cfg(target_arch = "x86_64")]
+static AMX: Kernels = Kernels { name: "amx", isa: Isa::Amx, ..AVX512 };
+/// AMX with AVX512_BF16: every AMX CPU so far.
+#[cfg(target_arch = "x86_64")]
+static AMX_BF16: Kernels = Kernels { name: "amx", isa: Isa::Amx, ..AVX512_BF16 };
 
 impl Kernels {
     /// The table of a tier.
@@ -18,11 +36,11 @@ impl Kernels {
         {
             match isa {
                 Isa::Reference => &REFERENCE,
-                Isa::Avx2 => &avx2::KERNELS,
-                Isa::Avx512 if Caps::get().avx512_bf16 => &avx512::KERNELS_BF16,
-                Isa::Avx512 => &avx512::KERNELS,
-                Isa::Amx if Caps::get().avx512_bf16 => &avx512::KERNELS_AMX_BF16,
-                Isa::Amx => &avx512::KERNELS_AMX,
+                Isa::Avx2 => &AVX2,
+                Isa::Avx512 if Caps::get().avx512_bf16 => &AVX512_BF16,
+                Isa::Avx512 => &AVX512,
+                Isa::Amx if Caps::get().avx512_bf16 => &AMX_BF16,
+                Isa::Amx => &AMX,
             }
         }
         #[cfg(not(target_arch = "x86_64"))]

@@ -2,9 +2,21 @@
 //!
 //! A value of a [`Simd`] type is a *proof token*: it exists only where the CPU is known to have the
 //! instructions, so its arithmetic is safe to call; only methods that take a pointer are `unsafe`. Kernels in
-//! `generic/` take the token as their first argument and are `#[inline(always)]`; the thin files of
-//! each tier instantiate them inside a `#[target_feature]` function, where everything is inlined into one body.
+//! `generic/` are [`SimdOp`]s, whose `vectors` are `#[inline(always)]`; the one `run` of each tier instantiates them inside a
+//! `#[target_feature]` function, where everything is inlined into one body.
 //! Closures are avoided, because a closure does not inherit the target features of its caller.
+
+/// A small operation with its operands: written once for vectors of any tier, and once more as its definition.
+pub(crate) trait SimdOp {
+    /// What it returns beside what it writes.
+    type Output;
+
+    /// In safe scalar code: the reference tier.
+    fn reference(self) -> Self::Output;
+
+    /// With the vectors of a tier. `#[inline(always)]`, so that it is compiled with the tier's features.
+    fn vectors<S: Simd>(self, s: S) -> Self::Output;
+}
 
 /// `LANES` `f32` values and the operations on them.
 pub(crate) trait Simd: Copy {

@@ -64,20 +64,20 @@ impl Traced {
 /// by events on its lanes, which the lane passes when what was enqueued before is done.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Timeline {
-    /// All of them.
+    /// The operations.
     pub spans: Vec<Traced>,
 }
 
 /// Which steps of a long run are looked at.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Window {
+pub struct StepWindow {
     /// Seconds since the run began; `None`: when half of all tokens have been made.
     pub from: Option<f64>,
     /// How many steps.
     pub steps: u32,
 }
 
-impl Window {
+impl StepWindow {
     /// Steps recorded before those that are shown, and after them: attention of cohorts goes on over several steps.
     pub const MARGIN: u32 = 2;
 
@@ -88,13 +88,13 @@ impl Window {
 
     /// Steps to be recorded.
     pub fn recorded(&self) -> u32 {
-        self.steps.saturating_add(2 * Window::MARGIN)
+        self.steps.saturating_add(2 * StepWindow::MARGIN)
     }
 
-    /// The steps that are shown of the recorded ones ([`Window::recorded`], or fewer if the run was shorter).
+    /// The steps that are shown of the recorded ones ([`StepWindow::recorded`], or fewer if the run was shorter).
     pub fn cut(&self, timeline: &Timeline) -> Timeline {
         let steps = timeline.steps();
-        let first = Window::MARGIN.min(steps.saturating_sub(self.steps));
+        let first = StepWindow::MARGIN.min(steps.saturating_sub(self.steps));
         timeline.part(first..first.saturating_add(self.steps))
     }
 }

@@ -29,7 +29,7 @@ use crate::{Error, Result};
 
 pub use draw::{Draw, arrive};
 pub use synthetic::{Length, Synthetic};
-pub use trace::{BadRow, Trace};
+pub use trace::{BadRow, TraceFile};
 
 /// Tokens of a prompt or an answer that a workload may ask for.
 pub const MOST_TOKENS: u32 = 1 << 24;
@@ -155,7 +155,7 @@ impl Workload {
         seen: impl FnMut(u64),
     ) -> Result<Workload> {
         let name = path.display().to_string();
-        let trace = Trace::read(&name, from, shape.limit, seen)?;
+        let trace = TraceFile::read(&name, from, shape.limit, seen)?;
         let mut requests = trace.requests;
         match (trace.timed, shape.rate) {
             (true, None) => {}

@@ -2,11 +2,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn trace(text: &str) -> Result<Trace> {
-    Trace::read("t.csv", text.as_bytes(), None, |_| ())
+fn trace(text: &str) -> Result<TraceFile> {
+    TraceFile::read("t.csv", text.as_bytes(), None, |_| ())
 }
 
-fn sizes(trace: &Trace) -> Vec<(f64, u32, u32)> {
+fn sizes(trace: &TraceFile) -> Vec<(f64, u32, u32)> {
     trace.requests.iter().map(|r| (r.at, r.input, r.output)).collect()
 }
 
@@ -111,7 +111,7 @@ fn reading_stops_at_the_limit() {
         "input_tokens,output_tokens\n".as_bytes(),
         std::io::Read::chain(&b"5,6\n7,8\n"[..], std::io::repeat(b'9')),
     );
-    let read = Trace::read("t.csv", endless, Some(2), |_| ()).unwrap();
+    let read = TraceFile::read("t.csv", endless, Some(2), |_| ()).unwrap();
     assert_eq!(sizes(&read), [(0.0, 5, 6), (0.0, 7, 8)]);
 }
 
@@ -252,7 +252,7 @@ proptest! {
             b"TIMESTAMP,ContextTokens,GeneratedTokens\n1,2,3\n",
         ];
         let text = [head[header], &bytes].concat();
-        if let Ok(read) = Trace::read("t.csv", &text[..], None, |_| ()) {
+        if let Ok(read) = TraceFile::read("t.csv", &text[..], None, |_| ()) {
             prop_assert!(!read.requests.is_empty());
             for r in &read.requests {
                 prop_assert!(r.at >= 0.0 && r.at.is_finite());

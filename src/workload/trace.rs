@@ -69,7 +69,7 @@ impl fmt::Display for BadRow {
 
 /// What a file says.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Trace {
+pub struct TraceFile {
     /// In the order of their times, all 0 if the file has none.
     pub requests: Vec<Arrival>,
     /// Whether the file has times.
@@ -91,7 +91,7 @@ struct Columns {
     keys: Option<Vec<String>>,
 }
 
-impl Trace {
+impl TraceFile {
     /// Reads at most `limit` rows from `from`, which is called `name` in messages. `seen` is told of bytes read.
     ///
     /// # Errors
@@ -102,7 +102,7 @@ impl Trace {
         from: impl Read,
         limit: Option<usize>,
         mut seen: impl FnMut(u64),
-    ) -> Result<Trace> {
+    ) -> Result<TraceFile> {
         let broken = |why: Broken| match why {
             Broken::Io(e) => Error::io(name, e),
             Broken::TooLarge => Error::format(
@@ -129,7 +129,7 @@ impl Trace {
             }
         };
         let mut trace =
-            Trace { requests: Vec::new(), timed: columns.time.is_some(), bad: Vec::new(), bad_rows: 0 };
+            TraceFile { requests: Vec::new(), timed: columns.time.is_some(), bad: Vec::new(), bad_rows: 0 };
         // Times as they are read, of the requests so far.
         let mut times: Vec<i64> = Vec::new();
         let (mut number, mut said) = (u64::from(first_row.is_none()), 0);
@@ -204,7 +204,7 @@ fn too_long(what: &str) -> String {
     format!("{what} is longer than {LONGEST} bytes; is this a CSV file?")
 }
 
-/// As much of a stranger's text as a message should have.
+/// The beginning of text from an untrusted file, quoted for an error message.
 fn shown(text: &str) -> String {
     let short: String = text.chars().take(40).collect();
     if short.len() < text.len() { format!("{short:?}...") } else { format!("{short:?}") }

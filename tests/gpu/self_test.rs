@@ -2,7 +2,7 @@
 //! text for the GPU whose part it plays.
 
 use crate::support::gpu::{self, is_stand_in};
-use tandem::device::{self, Kind, Outcome};
+use tandem::device::{self, Kind, Verdict};
 
 /// Kernels that no check launches, since the device has better ones for everything that they do.
 fn left_out(sm: u32) -> &'static [&'static str] {
@@ -23,7 +23,7 @@ fn every_kernel_is_right_and_none_is_left_out() {
     let found = device::self_test(&Kind::Cuda(0), None).expect("a report");
     for group in &found.groups {
         println!("{}: {} kernels in {:.1} s", group.name, group.kernels, group.seconds);
-        assert_eq!(group.outcome, Outcome::Passed, "{group:?}");
+        assert_eq!(group.outcome, Verdict::Passed, "{group:?}");
         assert!(group.checks > 0 && group.worst <= 1.0, "{group:?}");
     }
     assert_eq!(found.groups.len(), 11);

@@ -4,7 +4,7 @@ use tandem::model::synth;
 use tandem::plan::{Hardware, Predictor, Sizes, Uncached, hardware};
 use tandem::program::{Placement, Side};
 use tandem::sched::{self, Targets};
-use tandem::sim::{Capacity, Options, Room, simulate};
+use tandem::sim::{Options, PageCapacity, Room, simulate};
 use tandem::workload::{Shape, Source, Workload};
 
 /// Tokens a second of each strategy in the order of [`sched::NAMES`], with the options that `tandem simulate` has by default.
@@ -14,7 +14,7 @@ fn throughput(machine: &Hardware, spec: &str, trace: &str) -> Vec<f64> {
     let context = work.requests.iter().map(|r| r.input + r.output).max().unwrap();
     let room = Room { rows: 2048, sequences: 512, context, gpu_memory: None, host_memory: None };
     let capacity =
-        Capacity::of(machine, &sizes, &room, &Placement::all(Side::Device, sizes.layers(), 0)).unwrap();
+        PageCapacity::of(machine, &sizes, &room, &Placement::all(Side::Device, sizes.layers(), 0)).unwrap();
     let options = Options {
         rows: room.rows,
         sub_batches: 2,

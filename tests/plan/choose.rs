@@ -9,7 +9,7 @@ use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRun
 use tandem::engine::{Engine, NewTokens, Options, Sizes};
 use tandem::model::{LoadedModel, load};
 use tandem::plan::{
-    self, Candidate, Fixed, Hardware, Plan, Request, Roofline, Strategy, Workload, hardware, plan_within,
+    self, Candidate, Fixed, Hardware, Plan, PlanRequest, Roofline, Strategy, Workload, hardware, plan_within,
     programs_with,
 };
 use tandem::program::{Far, Placement, Policy, Residence, Side, Wants};
@@ -62,7 +62,7 @@ fn planned(
     work: Workload,
 ) -> tandem::Result<Plan> {
     let (sizes, model) = (sized(m, memory), plan::Sizes::of_weights(&m.spec, &m.weights, Isa::Reference));
-    let request = Request {
+    let request = PlanRequest {
         prompt: work.prompt,
         gen_len: work.gen_len,
         batch: work.batch,

@@ -12,7 +12,7 @@ use tandem::model::{LoadedModel, load};
 use tandem::plan::{Hardware, Predictor, Sizes, Uncached, hardware};
 use tandem::program::{Flow, Placement, Side};
 use tandem::sched::by_name;
-use tandem::sim::{self, Capacity, Report};
+use tandem::sim::{self, PageCapacity, Report};
 use tandem::simd::Isa;
 use tandem::text::SamplerParams;
 use tandem::workload::Arrival;
@@ -189,7 +189,7 @@ fn both(m: &LoadedModel, machine: &Machine, work: &Work, strategies: &[&str]) ->
             rows: limits.rows,
             sub_batches: limits.sub_batches,
             sequences: limits.sequences,
-            capacity: Capacity { device_pages: limits.device_pages, host_pages: limits.host_pages },
+            capacity: PageCapacity { device_pages: limits.device_pages, host_pages: limits.host_pages },
             targets: tandem::sched::Targets::NONE,
             most_answer: None,
             learns_lengths: true,

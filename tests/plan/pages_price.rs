@@ -4,7 +4,7 @@
 use tandem::model::synth;
 use tandem::plan::{OpCosts, Roofline, Sizes, hardware};
 use tandem::program::{
-    Far, Group, Iteration, Kv, PageMove, Phase, Placement, RequestId, Side, Wants, check, lower,
+    Far, Group, Iteration, Kv, MoveRequest, Phase, Placement, RequestId, Side, Wants, check, lower,
     virtual_machine,
 };
 
@@ -26,7 +26,7 @@ fn seconds(machine: &str, model: &str, context: u32, away: u32, how: Option<Far>
     };
     let mut iteration = Iteration::serial(vec![group], true);
     if how.is_none() {
-        iteration.moves.push(PageMove { request, to: Side::Device, pages: 0..away / PAGE });
+        iteration.moves.push(MoveRequest { request, to: Side::Device, pages: 0..away / PAGE });
     }
     let program = lower(&placement, &iteration).unwrap();
     check(&program, &placement, &iteration).unwrap();

@@ -5,7 +5,7 @@ use tandem::model::synth;
 use tandem::plan::{Predictor, Sizes, Uncached, hardware};
 use tandem::program::{Placement, Side};
 use tandem::sched;
-use tandem::sim::{Capacity, Options, Report, simulate};
+use tandem::sim::{Options, PageCapacity, Report, simulate};
 use tandem::workload::{Shape, Source, Workload};
 
 /// Room for keys and values that NEO's release gives a T4 with a 7B model (54 blocks of 16 tokens) and an A10G with an 8B model.
@@ -26,7 +26,7 @@ fn throughput(
     if let Some(c) = c {
         machine.cpu.read_bw = c * machine.accelerator.unwrap().0.bw * machine.efficiency.gpu_memory;
     }
-    let capacity = Capacity { device_pages: gpu_tokens / 32, host_pages: 4000 };
+    let capacity = PageCapacity { device_pages: gpu_tokens / 32, host_pages: 4000 };
     let options = Options {
         rows: 2048,
         sub_batches: 2,

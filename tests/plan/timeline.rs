@@ -1,7 +1,7 @@
 //! Timelines: windows of them, as Chrome traces, drawn.
 
 use tandem::program::Unit;
-use tandem::timeline::{Panel, Timeline, Traced, Window, write_chrome, write_svg};
+use tandem::timeline::{Panel, StepWindow, Timeline, Traced, write_chrome, write_svg};
 
 fn span(name: &'static str, unit: Unit, step: u32, start: f64, end: f64) -> Traced {
     Traced { name, unit, layer: Some(2), rows: 3, sub_batch: 0, cohort: None, step, start, end }
@@ -74,7 +74,7 @@ fn a_drawing_has_a_rectangle_for_each_operation_of_the_last_steps() {
 #[test]
 fn what_goes_on_over_the_borders_of_steps_is_shown_in_each() {
     let all = overlapped();
-    let shown = Window { from: None, steps: 1 }.cut(&all);
+    let shown = StepWindow { from: None, steps: 1 }.cut(&all);
     // Step 2: its own work, and the end of the cohort's attention.
     let of = |name: &str| shown.spans.iter().find(|s| s.name == name).map(|s| (s.start, s.end));
     assert_eq!((of("ffn_up"), of("attend")), (Some((0.0, 2.9 - 2.0)), Some((0.0, 0.5))));
@@ -84,12 +84,12 @@ fn what_goes_on_over_the_borders_of_steps_is_shown_in_each() {
     assert_eq!((attend.start, attend.end), (0.0, 1.5));
     assert!(shown.spans.iter().any(|s| s.name == "parked" && s.step == 0));
     // A run that is over before there are margins is shown as far as it goes.
-    assert_eq!(Window { from: None, steps: 9 }.cut(&all).steps(), 4);
+    assert_eq!(StepWindow { from: None, steps: 9 }.cut(&all).steps(), 4);
 }
 
 #[test]
 fn a_window_begins_at_its_time_or_in_the_middle() {
-    let at = |from, now, tokens| Window { from, steps: 3 }.begins(now, tokens, 100);
+    let at = |from, now, tokens| StepWindow { from, steps: 3 }.begins(now, tokens, 100);
     assert!(!at(None, 9.0, 49) && at(None, 0.0, 50));
     assert!(!at(Some(2.0), 1.9, 100) && at(Some(2.0), 2.0, 0));
 }

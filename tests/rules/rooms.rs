@@ -138,3 +138,12 @@ use crate::text;
     assert_eq!(upward(&order, "device", &imports(&code(text))), ["engine", "plan"]);
     assert_eq!(upward(&order, "engine", &imports(&code(text))), [""; 0]);
 }
+
+#[test]
+fn the_picture_of_the_rooms_is_what_its_command_draws() {
+    let draw = repository().join("scripts/draw-rooms");
+    match std::process::Command::new("python3").arg(draw).arg("--check").output() {
+        Ok(out) => assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr)),
+        Err(e) => println!("skipped: the picture of the rooms is not drawn: python3: {e}"),
+    }
+}

@@ -1,13 +1,13 @@
 //! Rows in several sub-batches, whose logits come in the order of the rows.
 
 use tandem::engine::{Engine, NewTokens};
-use tandem::program::{Flow, PageMove, RequestId, Side, Wants};
+use tandem::program::{Flow, MoveRequest, RequestId, Side, Wants};
 
 /// What happens beside the rows of a step.
 #[derive(Debug, Clone, Default)]
 pub struct Moves {
     pub whole: Vec<(RequestId, Side)>,
-    pub parts: Vec<PageMove>,
+    pub parts: Vec<MoveRequest>,
 }
 
 /// Runs `rows`, each in the sub-batch that `split` says.

@@ -26,7 +26,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use decode::{Base, Insn, Mem, Op, decode};
-use tiles::{Fault, Tiles};
+use tiles::{TileFault, Tiles};
 
 thread_local! {
     /// This thread's tile registers. On Linux a new thread inherits a configuration.
@@ -154,7 +154,7 @@ fn address(mem: Mem, gregs: &Gregs, next: usize) -> (usize, usize) {
 
 /// # Safety
 /// `insn` was interrupted in the context `gregs`; its memory operand is the program's own.
-unsafe fn execute(insn: Insn, gregs: &Gregs, tiles: &mut Tiles) -> Result<(), Fault> {
+unsafe fn execute(insn: Insn, gregs: &Gregs, tiles: &mut Tiles) -> Result<(), TileFault> {
     let next = gregs[libc::REG_RIP as usize] as usize + insn.len;
     match insn.op {
         Op::LoadConfig(mem) => {
@@ -242,7 +242,7 @@ impl std::fmt::Write for Line {
 }
 
 /// Ends the process as hardware would have, but says why.
-fn refuse(insn: Insn, fault: Fault, rip: libc::greg_t) -> ! {
+fn refuse(insn: Insn, fault: TileFault, rip: libc::greg_t) -> ! {
     let mut line = Line { bytes: [0; 256], len: 0 };
     let _ = writeln!(line, "AMX emulation: {} at {rip:#x}: {fault}", insn.op);
     // SAFETY: writes our bytes to standard error; abort is async-signal-safe.

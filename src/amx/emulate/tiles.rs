@@ -27,7 +27,7 @@ pub struct Tiles {
 
 /// Why an instruction cannot execute: the exception, and its cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fault {
+pub struct TileFault {
     /// `#UD` or `#GP(0)`.
     pub exception: &'static str,
     /// The cause.
@@ -36,7 +36,7 @@ pub struct Fault {
     pub numbers: Option<(u16, u16)>,
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for TileFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.exception, self.why)?;
         match self.numbers {
@@ -46,12 +46,12 @@ impl fmt::Display for Fault {
     }
 }
 
-fn ud(why: &'static str) -> Fault {
-    Fault { exception: "#UD", why, numbers: None }
+fn ud(why: &'static str) -> TileFault {
+    TileFault { exception: "#UD", why, numbers: None }
 }
 
-fn gp(why: &'static str) -> Fault {
-    Fault { exception: "#GP(0)", why, numbers: None }
+fn gp(why: &'static str) -> TileFault {
+    TileFault { exception: "#GP(0)", why, numbers: None }
 }
 
 impl Tiles {
@@ -65,7 +65,7 @@ impl Tiles {
     pub const INHERITED: Tiles = Tiles { palette: 1, rows: [3; 8], colsb: [12; 8], ..Tiles::INIT };
 
     /// LDTILECFG. A bad configuration changes nothing.
-    pub fn load_config(&mut self, mem: &[u8; 64]) -> Result<(), Fault> {
+    pub fn load_config(&mut self, mem: &[u8; 64]) -> Result<(), TileFault> {
         match mem[0] {
             0 => {
                 *self = Tiles::INIT;
@@ -85,10 +85,13 @@ impl Tiles {
             rows[t] = mem[48 + t];
             let numbers = Some((u16::from(rows[t]), colsb[t]));
             if rows[t] > 16 || colsb[t] > 64 {
-                return Err(Fault { numbers, ..gp("ldtilecfg: more than 16 rows or 64 bytes a row") });
+                return Err(TileFault { numbers, ..gp("ldtilecfg: more than 16 rows or 64 bytes a row") });
             }
             if (rows[t] == 0) != (colsb[t] == 0) {
-                return Err(Fault { numbers, ..gp("ldtilecfg: of rows and bytes a row, only one is zero") });
+                return Err(TileFault {
+                    numbers,
+                    ..gp("ldtilecfg: of rows and bytes a row, only one is zero")
+                });
             }
         }
         *self = Tiles { palette: 1, start_row: mem[1], rows, colsb, ..Tiles::INIT };
@@ -115,7 +118,7 @@ impl Tiles {
     }
 
     /// TILEZERO.
-    pub fn zero(&mut self, t: u8) -> Result<(), Fault> {
+    pub fn zero(&mut self, t: u8) -> Result<(), TileFault> {
         self.valid(t)?;
         self.data[t as usize] = [[0; 64]; 16];
         self.start_row = 0;
@@ -123,7 +126,7 @@ impl Tiles {
     }
 
     /// TILELOADD: `read` fills the bytes of a row from memory; the rest of the tile becomes zero.
-    pub fn load(&mut self, t: u8, mut read: impl FnMut(usize, &mut [u8])) -> Result<(), Fault> {
+    pub fn load(&mut self, t: u8, mut read: impl FnMut(usize, &mut [u8])) -> Result<(), TileFault> {
         let (rows, colsb) = self.movable(t)?;
         let start = self.start_row as usize;
         let tile = &mut self.data[t as usize];
@@ -138,7 +141,7 @@ impl Tiles {
     }
 
     /// TILESTORED: `write` gets the bytes of each row.
-    pub fn store(&mut self, t: u8, mut write: impl FnMut(usize, &[u8])) -> Result<(), Fault> {
+    pub fn store(&mut self, t: u8, mut write: impl FnMut(usize, &[u8])) -> Result<(), TileFault> {
         let (rows, colsb) = self.movable(t)?;
         for r in self.start_row as usize..rows {
             write(r, &self.data[t as usize][r][..colsb]);
@@ -148,7 +151,7 @@ impl Tiles {
     }
 
     /// TDPBF16PS, TDPB*: `dst += a * b`.
-    pub fn dot(&mut self, dot: Dot, dst: u8, a: u8, b: u8) -> Result<(), Fault> {
+    pub fn dot(&mut self, dot: Dot, dst: u8, a: u8, b: u8) -> Result<(), TileFault> {
         if dst == a || dst == b || a == b {
             return Err(ud("the three tiles must be different"));
         }
@@ -162,18 +165,21 @@ impl Tiles {
         let numbers = |x: u16, y: u16| Some((x, y));
         let (dr, ar, br) = (u16::from(self.rows[d]), u16::from(self.rows[a]), u16::from(self.rows[b]));
         if dr != ar {
-            return Err(Fault {
+            return Err(TileFault {
                 numbers: numbers(dr, ar),
                 ..ud("destination and first source differ in rows")
             });
         }
         if self.colsb[d] != self.colsb[b] {
             let numbers = numbers(self.colsb[d], self.colsb[b]);
-            return Err(Fault { numbers, ..ud("destination and second source differ in bytes a row") });
+            return Err(TileFault { numbers, ..ud("destination and second source differ in bytes a row") });
         }
         if self.colsb[a] / 4 != br {
             let numbers = numbers(self.colsb[a] / 4, br);
-            return Err(Fault { numbers, ..ud("the first source's dwords a row are not the second's rows") });
+            return Err(TileFault {
+                numbers,
+                ..ud("the first source's dwords a row are not the second's rows")
+            });
         }
         let shape = Shape { m: ar as usize, k: br as usize, n: self.colsb[d] as usize / 4 };
         let (ta, tb) = (self.data[a], self.data[b]);
@@ -189,7 +195,7 @@ impl Tiles {
         Ok(())
     }
 
-    fn valid(&self, t: u8) -> Result<(), Fault> {
+    fn valid(&self, t: u8) -> Result<(), TileFault> {
         if self.palette == 0 {
             return Err(ud("no tile configuration is loaded"));
         }
@@ -200,7 +206,7 @@ impl Tiles {
     }
 
     /// Rows and bytes a row of a tile that is to be loaded or stored.
-    fn movable(&self, t: u8) -> Result<(usize, usize), Fault> {
+    fn movable(&self, t: u8) -> Result<(usize, usize), TileFault> {
         self.valid(t)?;
         let (rows, colsb) = (self.rows[t as usize], self.colsb[t as usize]);
         if !colsb.is_multiple_of(4) {
@@ -208,7 +214,7 @@ impl Tiles {
         }
         if self.start_row >= rows {
             let numbers = Some((u16::from(self.start_row), u16::from(rows)));
-            return Err(Fault { numbers, ..ud("the start row is past the tile") });
+            return Err(TileFault { numbers, ..ud("the start row is past the tile") });
         }
         Ok((rows as usize, colsb as usize))
     }

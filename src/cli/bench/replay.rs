@@ -9,8 +9,8 @@ use std::sync::mpsc::Receiver;
 use tandem::cache::KvGeometry;
 use tandem::engine::{Batcher, Event, Finish, Request};
 use tandem::program::{Flow, RequestId, Side};
-use tandem::sim::{LinkBytes, Report, Sums, Trip, report};
-use tandem::timeline::{Timeline, Window};
+use tandem::sim::{LinkBytes, Report, RunSums, Trip, report};
+use tandem::timeline::{StepWindow, Timeline};
 use tandem::workload::Arrival;
 
 use crate::cli::stopwatch::Stopwatch;
@@ -36,19 +36,19 @@ fn trip(a: &Arrival) -> Trip {
 }
 
 /// The steps of a replay that are recorded for a timeline.
-pub struct Look {
-    window: Window,
+pub struct RecordedSteps {
+    window: StepWindow,
     tokens: u64,
     /// Steps recorded, from the first on.
     steps: Option<u32>,
     timeline: Timeline,
 }
 
-impl Look {
+impl RecordedSteps {
     /// Records the steps of `window`.
-    pub fn new(window: Window, arrivals: &[Arrival]) -> Look {
+    pub fn new(window: StepWindow, arrivals: &[Arrival]) -> RecordedSteps {
         let tokens = arrivals.iter().map(|a| u64::from(a.output)).sum();
-        Look { window, tokens, steps: None, timeline: Timeline::default() }
+        RecordedSteps { window, tokens, steps: None, timeline: Timeline::default() }
     }
 
     /// Starts recording before the first step of the window.
@@ -87,13 +87,13 @@ pub fn replay(
     requests: &mut Batcher,
     strategy: &str,
     arrivals: &[Arrival],
-    mut look: Option<&mut Look>,
+    mut look: Option<&mut RecordedSteps>,
     seen: &mut dyn FnMut(usize, u64, f64),
 ) -> Report {
     let mut run = Run {
         watch: Stopwatch::start(requests.engine()),
         trips: arrivals.iter().map(trip).collect(),
-        sums: Sums::default(),
+        sums: RunSums::default(),
         flights: HashMap::new(),
         over: 0,
         tokens: 0,
@@ -150,7 +150,7 @@ pub fn replay(
 struct Run {
     watch: Stopwatch,
     trips: Vec<Trip>,
-    sums: Sums,
+    sums: RunSums,
     flights: HashMap<RequestId, Flight>,
     over: usize,
     tokens: u64,

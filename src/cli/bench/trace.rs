@@ -7,10 +7,10 @@ use tandem::workload::{Arrival, Shape, Source, Workload};
 use tandem::{Error, atomic_file};
 
 use super::Args;
-use super::replay::{Look, replay};
+use super::replay::{RecordedSteps, replay};
 use crate::cli::open;
-use crate::cli::simulate::plot::{self, Curve};
-use crate::cli::simulate::{About, count_bad_rows, json, load, table};
+use crate::cli::simulate::plot::{self, SidePanel};
+use crate::cli::simulate::{ReportHead, count_bad_rows, json, load, table};
 use crate::cli::{output, progress, records};
 
 /// Runs the trace and reports.
@@ -48,15 +48,15 @@ pub fn run(args: &Args, source: &Source) -> anyhow::Result<()> {
     let names = scheduled.strategies(&settings);
     let (mut reports, mut timelines) = (Vec::new(), Vec::new());
     for name in &names {
-        let mut look = window.map(|window| Look::new(window, &work.requests));
+        let mut look = window.map(|window| RecordedSteps::new(window, &work.requests));
         reports.push(one(&mut scheduled, name, &work.requests, look.as_mut(), name));
-        timelines.extend(look.map(Look::into_timeline));
+        timelines.extend(look.map(RecordedSteps::into_timeline));
     }
     let machine = settings.timed_machine().map(|machine| machine.name.clone());
     let device = scheduled.engine().placement().device;
     let hardware = machine.unwrap_or(device);
     let kv_type = scheduled.engine().placement().kv_type;
-    let about = About {
+    let about = ReportHead {
         model: &opened.name,
         hardware: &hardware,
         tokens: scheduled.tokens(),
@@ -94,7 +94,7 @@ fn curves(
     names: &[&str],
     base: &[Report],
     targets: &Targets,
-) -> Vec<Curve> {
+) -> Vec<SidePanel> {
     let full = match plot::works_at_once(work) {
         Some(requests) => {
             let at = |name| format!("{name}, all at once");
@@ -122,7 +122,7 @@ fn one(
     scheduled: &mut Scheduled,
     strategy: &str,
     arrivals: &[Arrival],
-    look: Option<&mut Look>,
+    look: Option<&mut RecordedSteps>,
     what: &str,
 ) -> Report {
     let mut requests = scheduled.requests(strategy);

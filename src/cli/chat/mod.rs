@@ -13,12 +13,12 @@ use std::sync::Arc;
 
 use tandem::Error;
 use tandem::engine::Batcher;
-use tandem::open::{Demand, Use};
+use tandem::open::{Demand, RunWork};
 
 use self::command::{Command, HELP};
 use self::history::History;
-use self::reader::{Line, Reader};
-use self::turn::{Interrupts, Settings, Stats};
+use self::reader::{LineReader, Typed};
+use self::turn::{ChatStats, Interrupts, Settings};
 use super::args::EngineArgs;
 use super::generate::variables::VariableArgs;
 use super::generate::{chat, told};
@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let chat = chat(&opened, tokenizer.clone(), None, &args.variables);
     let most = opened.loaded.spec.max_context;
     let context = args.engine.context().unwrap_or(CONTEXT.min(most));
-    let work = Use { prompt: context / 4, gen_len: context / 4, batch: 1 };
+    let work = RunWork { prompt: context / 4, gen_len: context / 4, batch: 1 };
     let demand = Demand { context, sequences: 1, logits: 1, pages: None, work };
     let running = open::engine(&opened, &args.engine, &demand)?;
     let mut requests = Batcher::new(running.engine);
@@ -85,8 +85,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let interrupts = Interrupts::listen()?;
     let settings =
         Settings { params: sampling.params, ending, max_tokens: args.max_tokens.map(|n| n as usize) };
-    let mut talk = Talk { requests, chat, settings, history, stats: Stats::default(), interrupts };
-    let mut reader = Reader::new()?;
+    let mut talk = Talk { requests, chat, settings, history, stats: ChatStats::default(), interrupts };
+    let mut reader = LineReader::new()?;
     if reader.is_terminal() {
         progress::note(&format!("{}: /help for help, Ctrl-D to leave", opened.name));
     }
@@ -99,18 +99,18 @@ struct Talk {
     chat: tandem::text::Chat,
     settings: Settings,
     history: History,
-    stats: Stats,
+    stats: ChatStats,
     interrupts: Interrupts,
 }
 
 impl Talk {
-    fn go_on(&mut self, reader: &mut Reader) -> anyhow::Result<()> {
+    fn go_on(&mut self, reader: &mut LineReader) -> anyhow::Result<()> {
         let alone = !reader.is_terminal();
         loop {
             let text = match reader.next()? {
-                Line::Text(text) => text,
-                Line::Interrupted => continue,
-                Line::End => return Ok(()),
+                Typed::Text(text) => text,
+                Typed::Interrupted => continue,
+                Typed::End => return Ok(()),
             };
             let done = match Command::parse(&text) {
                 Ok(Some(Command::Bye)) => return Ok(()),

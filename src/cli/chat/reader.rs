@@ -13,7 +13,7 @@ const QUOTES: &str = "\"\"\"";
 const MOST: usize = 16 << 20;
 
 /// What was read.
-pub enum Line {
+pub enum Typed {
     /// A turn, or a command.
     Text(String),
     /// Ctrl-C, at a terminal.
@@ -23,19 +23,19 @@ pub enum Line {
 }
 
 /// See the [module](self).
-pub struct Reader {
+pub struct LineReader {
     editor: Option<DefaultEditor>,
 }
 
-impl Reader {
+impl LineReader {
     /// A reader of standard input.
     ///
     /// # Errors
     /// A terminal that cannot be used.
-    pub fn new() -> Result<Reader> {
+    pub fn new() -> Result<LineReader> {
         let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
         let editor = terminal.then(DefaultEditor::new).transpose().map_err(|e| failed(&e))?;
-        Ok(Reader { editor })
+        Ok(LineReader { editor })
     }
 
     /// Whether somebody sits there.
@@ -47,15 +47,15 @@ impl Reader {
     ///
     /// # Errors
     /// What cannot be read, is not UTF-8, or is too long.
-    pub fn next(&mut self) -> Result<Line> {
+    pub fn next(&mut self) -> Result<Typed> {
         let first = match self.line("> ")? {
-            Line::Text(line) => line,
+            Typed::Text(line) => line,
             other => return Ok(other),
         };
         let text = match first.trim_start().strip_prefix(QUOTES) {
             None => first,
             Some(rest) => match self.several(rest)? {
-                Line::Text(text) => text,
+                Typed::Text(text) => text,
                 other => return Ok(other),
             },
         };
@@ -63,33 +63,33 @@ impl Reader {
             // A history that cannot grow is no reason to stop.
             let _ = editor.add_history_entry(&text);
         }
-        Ok(Line::Text(text))
+        Ok(Typed::Text(text))
     }
 
     /// The lines up to the closing quotes.
-    fn several(&mut self, first: &str) -> Result<Line> {
+    fn several(&mut self, first: &str) -> Result<Typed> {
         let mut text = first.to_owned();
         while !text.trim_end().ends_with(QUOTES) {
             match self.line(". ")? {
-                Line::Text(line) => text = text + "\n" + &line,
+                Typed::Text(line) => text = text + "\n" + &line,
                 // What was begun is for the model as far as it goes.
-                Line::End => return Ok(Line::Text(text)),
-                Line::Interrupted => return Ok(Line::Interrupted),
+                Typed::End => return Ok(Typed::Text(text)),
+                Typed::Interrupted => return Ok(Typed::Interrupted),
             }
             if text.len() > MOST {
                 return Err(Error::usage(format!("a text of more than {} MiB", MOST >> 20)));
             }
         }
         let text = text.trim_end().strip_suffix(QUOTES).expect("just seen");
-        Ok(Line::Text(text.trim_matches('\n').to_owned()))
+        Ok(Typed::Text(text.trim_matches('\n').to_owned()))
     }
 
-    fn line(&mut self, prompt: &str) -> Result<Line> {
+    fn line(&mut self, prompt: &str) -> Result<Typed> {
         match &mut self.editor {
             Some(editor) => match editor.readline(prompt) {
-                Ok(line) => Ok(Line::Text(line)),
-                Err(ReadlineError::Interrupted) => Ok(Line::Interrupted),
-                Err(ReadlineError::Eof) => Ok(Line::End),
+                Ok(line) => Ok(Typed::Text(line)),
+                Err(ReadlineError::Interrupted) => Ok(Typed::Interrupted),
+                Err(ReadlineError::Eof) => Ok(Typed::End),
                 Err(e) => Err(failed(&e)),
             },
             None => plain(&mut std::io::stdin().lock()),
@@ -98,18 +98,18 @@ impl Reader {
 }
 
 /// A line without its end.
-fn plain(from: &mut impl BufRead) -> Result<Line> {
+fn plain(from: &mut impl BufRead) -> Result<Typed> {
     let mut line = Vec::new();
     let mut limited = std::io::Read::take(from, MOST as u64 + 1);
     let n = limited.read_until(b'\n', &mut line).map_err(|e| failed(&e))?;
     if n == 0 {
-        return Ok(Line::End);
+        return Ok(Typed::End);
     }
     if n > MOST {
         return Err(Error::usage(format!("a line of more than {} MiB", MOST >> 20)));
     }
     let line = String::from_utf8(line).map_err(|_| Error::usage("standard input: not UTF-8"))?;
-    Ok(Line::Text(line.trim_end_matches(['\n', '\r']).to_owned()))
+    Ok(Typed::Text(line.trim_end_matches(['\n', '\r']).to_owned()))
 }
 
 fn failed(error: &dyn std::fmt::Display) -> Error {

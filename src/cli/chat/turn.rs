@@ -8,7 +8,7 @@ use tandem::engine::{Batcher, Event, Finish, Request};
 use tandem::text::{Ending, Sampler, SamplerParams, Told};
 use tandem::{Error, Result};
 
-use crate::cli::{output, progress};
+use crate::cli::{open, output, progress};
 
 /// Whether Ctrl-C was pressed.
 pub struct Interrupts(Arc<AtomicBool>);
@@ -76,7 +76,7 @@ impl Settings {
 
 /// Counts of a conversation.
 #[derive(Debug, Default)]
-pub struct Stats {
+pub struct ChatStats {
     turns: usize,
     prompt: usize,
     cached: usize,
@@ -85,7 +85,7 @@ pub struct Stats {
     seconds: [f64; 2],
 }
 
-impl Stats {
+impl ChatStats {
     /// In a sentence.
     pub fn describe(&self, requests: &Batcher) -> String {
         let rate = |n: usize, s: f64| if s > 0.0 { n as f64 / s } else { 0.0 };
@@ -111,7 +111,7 @@ pub fn run(
     requests: &mut Batcher,
     (prompt, mut told): (Vec<u32>, Option<Told>),
     settings: &Settings,
-    stats: &mut Stats,
+    stats: &mut ChatStats,
     interrupts: &Interrupts,
 ) -> anyhow::Result<String> {
     let n = prompt.len();
@@ -172,9 +172,7 @@ pub fn run(
         first * 1e3
     ));
     match how {
-        Finish::Failed(error) => {
-            Err(Arc::try_unwrap(error).unwrap_or_else(|error| Error::Run(error.to_string())).into())
-        }
+        Finish::Failed(error) => Err(open::failed(error).into()),
         Finish::Length if settings.max_tokens.is_none_or(|most| tokens < most) => {
             progress::note("the context is full: /clear begins anew, --ctx makes it longer");
             Ok(text)

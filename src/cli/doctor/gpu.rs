@@ -17,10 +17,10 @@ pub struct Cuda {
     pub version: Option<String>,
     /// Why there is no driver, or why its devices cannot be listed.
     pub problem: Option<String>,
-    pub devices: Vec<Device>,
+    pub devices: Vec<GpuFacts>,
     /// Whether Windows' driver is in charge (WSL).
     pub wsl: bool,
-    pub kernels: Kernels,
+    pub kernels: KernelFacts,
     /// Whether this program has each `--device emulated...`.
     pub emulated: BTreeMap<String, bool>,
     /// Why kernels cannot run on the host in this program, if they cannot.
@@ -29,7 +29,7 @@ pub struct Cuda {
 
 /// A GPU.
 #[derive(Debug, Serialize)]
-pub struct Device {
+pub struct GpuFacts {
     pub name: String,
     /// `8.6`.
     pub compute_capability: String,
@@ -43,7 +43,7 @@ pub struct Device {
 
 /// The kernels in this program.
 #[derive(Debug, Serialize)]
-pub struct Kernels {
+pub struct KernelFacts {
     /// The compiler that built the kernels.
     pub nvcc: Option<&'static str>,
     /// Why there are no kernels.
@@ -102,7 +102,7 @@ pub fn cuda() -> Cuda {
         // Known by the driver, too, which is loaded by now.
         wsl: cuda::on_wsl(),
         devices: devices.into_iter().zip(0..).map(|(listed, ordinal)| device(listed, ordinal)).collect(),
-        kernels: Kernels {
+        kernels: KernelFacts {
             nvcc: built::NVCC.ok(),
             problem: built::NVCC.err(),
             targets,
@@ -118,9 +118,9 @@ pub fn cuda() -> Cuda {
 }
 
 /// Opens a device to check whether that works.
-fn device(listed: ListedDevice, ordinal: u32) -> Device {
+fn device(listed: ListedDevice, ordinal: u32) -> GpuFacts {
     let opened = cuda::open(&CudaOptions { ordinal, ..CudaOptions::default() });
-    Device {
+    GpuFacts {
         slice: device::slice(&listed.name).map(str::to_owned),
         name: listed.name,
         compute_capability: format!("{}.{}", listed.sm / 10, listed.sm % 10),

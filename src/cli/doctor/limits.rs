@@ -14,7 +14,7 @@ pub struct Limits {
     pub bytes: usize,
     /// `None` if memory is too short for a meaningful buffer.
     pub read_gb_s: Option<f64>,
-    pub peaks: Vec<Peak>,
+    pub peaks: Vec<MeasuredPeak>,
     pub cores: Cores,
 }
 
@@ -47,7 +47,7 @@ fn cores(pool: &Pool) -> Cores {
 
 /// Arithmetic, in 10^9 operations a second (a multiply-add counts two).
 #[derive(Debug, Serialize)]
-pub struct Peak {
+pub struct MeasuredPeak {
     pub name: &'static str,
     pub gop_s: f64,
 }
@@ -57,7 +57,7 @@ pub fn measure(threads: usize, usable: u64) -> Limits {
     let pool = Pool::pinned(Some(threads));
     let bytes = BYTES.min(usize::try_from(usable / 4).unwrap_or(BYTES));
     let read = (bytes >= 256 << 20).then(|| read_bandwidth(&pool, bytes, 5) / 1e9);
-    let peaks = peaks(&pool).into_iter().map(|p| Peak { name: p.name, gop_s: p.ops / 1e9 }).collect();
+    let peaks = peaks(&pool).into_iter().map(|p| MeasuredPeak { name: p.name, gop_s: p.ops / 1e9 }).collect();
     Limits { threads, bytes, read_gb_s: read, peaks, cores: cores(&pool) }
 }
 

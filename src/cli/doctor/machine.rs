@@ -13,7 +13,7 @@ fn read(path: impl AsRef<Path>) -> Option<String> {
 
 /// Processors.
 #[derive(Debug, Serialize)]
-pub struct Cpu {
+pub struct CpuFacts {
     pub model: String,
     /// Processors of the machine.
     pub online: usize,
@@ -25,21 +25,21 @@ pub struct Cpu {
     pub threads: usize,
 }
 
-impl Cpu {
+impl CpuFacts {
     pub fn describe(&self) -> String {
         let quota = self.cgroup_quota.map_or(String::new(), |q| format!(", cgroup quota {q:.2}"));
         format!("{} ({} online, {} allowed{quota})", self.threads, self.online, self.allowed)
     }
 }
 
-pub fn cpu() -> Cpu {
+pub fn cpu() -> CpuFacts {
     let info = read("/proc/cpuinfo").unwrap_or_default();
     let model =
         info.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':').map(|(_, v)| v.trim()));
     // SAFETY: sysconf takes no pointers.
     let online = usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1);
     let allowed = core_affinity::get_core_ids().map_or(online, |c| c.len()).max(1);
-    Cpu {
+    CpuFacts {
         model: model.unwrap_or("unknown").into(),
         online,
         allowed,

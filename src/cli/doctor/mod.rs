@@ -39,7 +39,7 @@ pub struct Args {
 #[derive(Serialize)]
 struct Report {
     version: &'static str,
-    cpu: machine::Cpu,
+    cpu: machine::CpuFacts,
     isa: IsaReport,
     memory: machine::Memory,
     tuning: tuning::Table,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tandem::device::{GroupReport, Outcome, SelfTest};
+use tandem::device::{GroupReport, SelfTest, Verdict};
 use tandem::hub::Cache;
 
 /// Where verdicts are kept; `None` without a cache folder.
@@ -33,15 +33,15 @@ fn verdict(group: &GroupReport) -> (char, String) {
     let checks = format!("{} checks of {} kernels in {:.1} s", group.checks, group.kernels, group.seconds);
     let why = group.why.as_deref().unwrap_or("no reason");
     match group.outcome {
-        Outcome::Passed => {
+        Verdict::Passed => {
             ('+', format!("right; {checks}, errors up to {:.0}% of those allowed", 100.0 * group.worst))
         }
-        Outcome::Failed => {
+        Verdict::Failed => {
             let each = group.failed.iter().map(|(kernel, why)| format!("{kernel} ({why})"));
             ('!', format!("WRONG: {}", each.collect::<Vec<_>>().join("; ")))
         }
-        Outcome::Skipped => ('-', format!("skipped: {why}")),
-        Outcome::NotRun => ('!', format!("not run: {why}")),
+        Verdict::Skipped => ('-', format!("skipped: {why}")),
+        Verdict::NotRun => ('!', format!("not run: {why}")),
     }
 }
 
@@ -53,14 +53,14 @@ fn line(test: &SelfTest) -> String {
         format!("{} sm_{}", about.device, about.sm),
         about.driver(),
     ];
-    for group in test.groups.iter().filter(|g| g.outcome == Outcome::Failed) {
+    for group in test.groups.iter().filter(|g| g.outcome == Verdict::Failed) {
         for (kernel, why) in group.failed.iter().take(1) {
             let more = group.failed.len() - 1;
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             parts.push(format!("{}: {kernel}{more}: {why}", group.name));
         }
     }
-    for group in test.groups.iter().filter(|g| g.outcome == Outcome::NotRun) {
+    for group in test.groups.iter().filter(|g| g.outcome == Verdict::NotRun) {
         parts.push(format!("{}: not run", group.name));
     }
     parts.join(" | ")
@@ -68,7 +68,7 @@ fn line(test: &SelfTest) -> String {
 
 /// What failed, as an error.
 pub fn sentence(test: &SelfTest) -> String {
-    let bad = |g: &&GroupReport| matches!(g.outcome, Outcome::Failed | Outcome::NotRun);
+    let bad = |g: &&GroupReport| matches!(g.outcome, Verdict::Failed | Verdict::NotRun);
     let names: Vec<_> = test.groups.iter().filter(bad).map(|g| g.name.as_str()).collect();
     format!("the self-test of {} failed: {}", test.about.device, names.join("; "))
 }

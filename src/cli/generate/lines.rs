@@ -22,7 +22,7 @@ const MOST_ANSWERS: i64 = 128;
 
 /// The text to continue or answer.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Ask {
+pub enum LineInput {
     /// A text: answered with the chat template, or continued if raw.
     Text(String),
     /// Tokens to continue.
@@ -69,13 +69,13 @@ pub struct Limits {
 
 /// The request of a line. The command line decides what it leaves open.
 #[derive(Debug, Clone)]
-pub struct Line {
+pub struct PromptLine {
     /// In the file, from 1.
     pub number: usize,
     /// The user's id for it: a string or a number.
     pub id: Option<Value>,
     /// The text to continue or answer.
-    pub ask: Ask,
+    pub ask: LineInput,
     /// Whether a text is continued without the chat template.
     pub raw: Option<bool>,
     /// For the chat template.
@@ -112,13 +112,13 @@ pub struct Bad {
 }
 
 /// Parses every line of `text` that is not blank.
-pub fn parse(text: &str, base: &SamplingArgs) -> Vec<Result<Line, Bad>> {
+pub fn parse(text: &str, base: &SamplingArgs) -> Vec<Result<PromptLine, Bad>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
     lines.map(|(number, line)| parse_line(number, line, base)).collect()
 }
 
-fn parse_line(number: usize, line: &str, base: &SamplingArgs) -> Result<Line, Bad> {
+fn parse_line(number: usize, line: &str, base: &SamplingArgs) -> Result<PromptLine, Bad> {
     let bad = |id: Option<Value>, why: String| Bad { number, id, why };
     if line.len() > LONGEST {
         return Err(bad(None, format!("{} bytes, at most {LONGEST} are wanted", line.len())));
@@ -146,7 +146,7 @@ fn request(
     mut object: Map<String, Value>,
     mut ordered: &Json,
     base: &SamplingArgs,
-) -> Result<Line, String> {
+) -> Result<PromptLine, String> {
     let mut raw = None;
     if let Some(body) = object.remove("body") {
         ordered = ordered.get("body").unwrap_or(ordered);
@@ -195,7 +195,7 @@ fn request(
         return Err(format!("min_tokens: {least}, more than the {most} tokens that are wanted at most"));
     }
     // What the chat template or the tokenizer adds is added in any case.
-    let adds = matches!(ask, Ask::Text(_)) && raw == Some(true);
+    let adds = matches!(ask, LineInput::Text(_)) && raw == Some(true);
     fields.only("add_special_tokens", &[&adds.to_string()])?;
     for (name, values) in neutral::NEUTRAL {
         fields.only(name, values)?;
@@ -207,7 +207,7 @@ fn request(
              repetition_penalty, presence_penalty, frequency_penalty, seed, stop and others (docs/requests.md)",
             name.chars().take(60).collect::<String>()
         )),
-        None => Ok(Line {
+        None => Ok(PromptLine {
             number,
             id,
             ask,
@@ -236,17 +236,17 @@ fn set<T>(to: &mut Option<T>, value: Option<T>) {
 struct Fields<'a>(Map<String, Value>, &'a Json);
 
 impl Fields<'_> {
-    fn ask(&mut self) -> Result<Ask, String> {
+    fn ask(&mut self) -> Result<LineInput, String> {
         match (self.0.remove("prompt"), self.0.remove("messages")) {
             (Some(_), Some(_)) => Err("both a prompt and messages; one of them is wanted".into()),
             (None, None) => Err("neither a prompt nor messages".into()),
             (Some(Value::String(text)), None) if text.is_empty() => Err("prompt: it is empty".into()),
-            (Some(Value::String(text)), None) => Ok(Ask::Text(text)),
+            (Some(Value::String(text)), None) => Ok(LineInput::Text(text)),
             (Some(Value::Array(ids)), None) => {
                 let token = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
                 let ids: Option<Vec<u32>> = ids.iter().map(token).collect();
                 let ids = ids.filter(|ids| !ids.is_empty());
-                ids.map(Ask::Tokens).ok_or_else(|| {
+                ids.map(LineInput::Tokens).ok_or_else(|| {
                     "prompt: a list that is not of token ids; for several prompts write several lines".into()
                 })
             }
@@ -255,13 +255,13 @@ impl Fields<'_> {
             }
             (None, Some(Value::Array(messages))) if !messages.is_empty() => {
                 let Some(Json::List(ordered)) = self.1.get("messages") else {
-                    return Ok(Ask::Messages(vec![]));
+                    return Ok(LineInput::Messages(vec![]));
                 };
                 let message = |(i, m): (usize, &Json)| {
                     Message::from_json(m.clone()).map_err(|e| format!("message {i}: {e}"))
                 };
                 debug_assert_eq!(ordered.len(), messages.len());
-                Ok(Ask::Messages((1..).zip(ordered).map(message).collect::<Result<_, _>>()?))
+                Ok(LineInput::Messages((1..).zip(ordered).map(message).collect::<Result<_, _>>()?))
             }
             (None, Some(other)) => {
                 Err(format!("messages: {} where a list of messages is wanted", kind(&other)))
@@ -521,7 +521,7 @@ fn not_json(line: &str, error: &serde_json::Error) -> String {
 mod tests {
     use super::*;
 
-    fn one(line: &str) -> Result<Line, String> {
+    fn one(line: &str) -> Result<PromptLine, String> {
         let mut all = parse(line, &SamplingArgs { temp: Some(0.25), ..SamplingArgs::default() });
         assert_eq!(all.len(), 1);
         all.pop().unwrap().map_err(|bad| bad.why)
@@ -533,7 +533,7 @@ mod tests {
             r#"{"id":"a","prompt":"hi","max_tokens":7,"temperature":0,"top_p":0.5,"top_k":-1,"seed":3,"stop":"x","model":"m","n":1,"user":null}"#,
         )
         .unwrap();
-        assert_eq!((line.id, line.ask), (Some("a".into()), Ask::Text("hi".into())));
+        assert_eq!((line.id, line.ask), (Some("a".into()), LineInput::Text("hi".into())));
         assert_eq!((line.prompt_logprobs, line.targets), (None, OwnTargets::default()));
         assert_eq!((line.max_tokens, line.raw, line.stop), (Some(7), None, Some(vec!["x".to_owned()])));
         let s = line.sampling;
@@ -546,7 +546,7 @@ mod tests {
                 .as_str(),
         )
         .unwrap();
-        let Ask::Messages(messages) = line.ask else { panic!("{:?}", line.ask) };
+        let LineInput::Messages(messages) = line.ask else { panic!("{:?}", line.ask) };
         let said: Vec<_> = messages.iter().map(|m| (m.role(), m.text())).collect();
         assert_eq!(said, [("system", "s".to_owned()), ("user", "hi".to_owned())]);
         assert_eq!(line.max_tokens, Some(9));
@@ -555,7 +555,10 @@ mod tests {
             one(r#"{"custom_id":1,"url":"/v1/completions","body":{"prompt":[3,5],"prompt_logprobs":2}}"#)
                 .unwrap();
         assert_eq!(line.prompt_logprobs, Some(2));
-        assert_eq!((line.ask, line.raw, line.id), (Ask::Tokens(vec![3, 5]), Some(true), Some(1.into())));
+        assert_eq!(
+            (line.ask, line.raw, line.id),
+            (LineInput::Tokens(vec![3, 5]), Some(true), Some(1.into()))
+        );
         let line = one(r#"{"prompt":"a","ttft_target":2,"tpot_target":0.05}"#).unwrap();
         assert_eq!(line.targets, OwnTargets { ttft: Some(2.0), tpot: Some(0.05) });
     }
@@ -641,7 +644,7 @@ mod tests {
             (line.sampling.presence_penalty, line.sampling.frequency_penalty),
             (Some(-1.0), Some(0.5))
         );
-        let Ask::Messages(messages) = &line.ask else { panic!("{:?}", line.ask) };
+        let LineInput::Messages(messages) = &line.ask else { panic!("{:?}", line.ask) };
         assert_eq!(
             serde_json::to_string(&messages[0]).unwrap(),
             r#"{"role":"assistant","tool_calls":[{"z":1,"a":2}]}"#

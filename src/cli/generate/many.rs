@@ -15,13 +15,13 @@ use tandem::sched::{OwnTargets, Targets};
 use tandem::text::{Chat, Constraint, Conversation, Ending, Message, SamplerParams, Tokenizer, Told};
 use tandem::{Error, Result as Outcome, atomic_file};
 
-use super::lines::{self, Ask, Bad, ForTemplate, Limits, Line};
-use super::results::{self, Results};
-use super::samples::{Sample, Samples};
+use super::lines::{self, Bad, ForTemplate, Limits, LineInput, PromptLine};
+use super::results::{self, ResultsWriter};
+use super::samples::{Candidates, Sample};
 use super::{Args, answers, chat, ends, thinking, told, variables, write_timeline};
 use crate::cli::flags::in_place_of_settings;
 use crate::cli::open;
-use crate::cli::sampling::{Lists, seed_of};
+use crate::cli::sampling::{TokenLists, seed_of};
 use crate::cli::stopwatch::{Stopwatch, time_of};
 use crate::cli::{progress, prompt};
 
@@ -92,7 +92,7 @@ pub fn run(args: &Args, file: &Path) -> anyhow::Result<()> {
     let constraint =
         args.form.constraint(tokenizer.as_ref(), opened.loaded.spec.vocab, thinking(&chat, args.raw))?;
     let asked = prepare(args, &opened, (&chat, tokenizer.as_deref()), parsed);
-    let mut results = Results::new(args.output.as_deref(), !args.as_completed);
+    let mut results = ResultsWriter::new(args.output.as_deref(), !args.as_completed);
     let mut failures = Failures::default();
     for (index, asked) in asked.iter().enumerate() {
         match &asked.wanted {
@@ -118,7 +118,7 @@ pub fn run(args: &Args, file: &Path) -> anyhow::Result<()> {
 
 /// # Errors
 /// If a line is no request: names the first such line, and the number of others.
-fn refuse(name: &str, lines: &[Result<Line, Bad>]) -> tandem::Result<()> {
+fn refuse(name: &str, lines: &[Result<PromptLine, Bad>]) -> tandem::Result<()> {
     let mut bad = lines.iter().filter_map(|line| line.as_ref().err());
     let Some(first) = bad.next() else { return Ok(()) };
     let more = match bad.count() {
@@ -134,7 +134,7 @@ fn prepare(
     args: &Args,
     opened: &Model,
     (chat, tokenizer): (&Chat, Option<&Tokenizer>),
-    parsed: Vec<Result<Line, Bad>>,
+    parsed: Vec<Result<PromptLine, Bad>>,
 ) -> Vec<Asked> {
     let lists = args.sampling.lists(&opened.loaded.sampling, &opened.loaded.eos_ids);
     let ends = ends(tokenizer);
@@ -161,12 +161,12 @@ fn prepare(
             Ok(Vec::new())
         };
         let prompt = match line.ask {
-            Ask::Text(text) if line.raw.unwrap_or(args.raw) => {
+            LineInput::Text(text) if line.raw.unwrap_or(args.raw) => {
                 without_fields(&line.template).and_then(|()| chat.raw(&text))
             }
-            Ask::Tokens(ids) => without_fields(&line.template).and_then(|()| chat.tokens(ids)),
-            Ask::Text(text) => converse(vec![Message::new("user", text)]),
-            Ask::Messages(messages) => converse(messages),
+            LineInput::Tokens(ids) => without_fields(&line.template).and_then(|()| chat.tokens(ids)),
+            LineInput::Text(text) => converse(vec![Message::new("user", text)]),
+            LineInput::Messages(messages) => converse(messages),
         };
         let vocab = opened.loaded.spec.vocab;
         let max_tokens = line.max_tokens.unwrap_or(args.max_tokens as usize);
@@ -248,7 +248,7 @@ fn without_fields(fields: &ForTemplate) -> Outcome<()> {
 /// Puts what a line and the model exclude and prefer into the sampler's settings. Returns how its answer ends.
 fn limited(
     limits: &Limits,
-    lists: &Lists,
+    lists: &TokenLists,
     stop: Vec<String>,
     ends: &[u32],
     tokenizer: Option<&Tokenizer>,
@@ -347,7 +347,7 @@ fn generate(
     (tokenizer, constraint): (Option<Arc<Tokenizer>>, Option<Constraint>),
     mut scheduled: Scheduled,
     asked: &[Asked],
-    results: &mut Results<'_>,
+    results: &mut ResultsWriter<'_>,
     failures: &mut Failures,
 ) -> anyhow::Result<()> {
     let engine = scheduled.engine();
@@ -360,7 +360,7 @@ fn generate(
     let mut waiting = to_run.flat_map(|(i, w)| (0..w.best_of).map(move |at| (i, at, w)));
     let told = args.logprobs.map(|k| k as usize);
     // Answers of requests that are to have several.
-    let mut samples: BTreeMap<usize, Samples> = BTreeMap::new();
+    let mut samples: BTreeMap<usize, Candidates> = BTreeMap::new();
     let mut refused = BTreeSet::new();
     let (mut done, mut tokens) = (asked.iter().filter(|a| a.to_run().is_none()).count(), 0);
     let bar = progress::count_bar(asked.len() as u64, "prompts");
@@ -433,7 +433,8 @@ fn generate(
                     Some(failed(index, asked, &worded(why)))
                 }
                 (how, Ok(wanted)) => {
-                    let of = samples.entry(index).or_insert_with(|| Samples::new(wanted.n, wanted.best_of));
+                    let of =
+                        samples.entry(index).or_insert_with(|| Candidates::new(wanted.n, wanted.best_of));
                     let sample = finished(flight, wanted, told.is_some(), (how, now, time), &targets);
                     of.add(sample).map(|all| whole(index, asked, wanted, all))
                 }

@@ -11,7 +11,7 @@ use tandem::engine::{Logprobs, Token};
 use crate::cli::output;
 
 /// See the [module](self).
-pub struct Results<'a> {
+pub struct ResultsWriter<'a> {
     /// The file, written once all results are complete; without one, lines go to standard output as soon as their order
     /// allows.
     file: Option<&'a Path>,
@@ -24,10 +24,10 @@ pub struct Results<'a> {
     lines: Vec<String>,
 }
 
-impl<'a> Results<'a> {
+impl<'a> ResultsWriter<'a> {
     /// Results without any request yet.
-    pub fn new(file: Option<&'a Path>, in_order: bool) -> Results<'a> {
-        Results { file, in_order, next: 0, held: BTreeMap::new(), lines: Vec::new() }
+    pub fn new(file: Option<&'a Path>, in_order: bool) -> ResultsWriter<'a> {
+        ResultsWriter { file, in_order, next: 0, held: BTreeMap::new(), lines: Vec::new() }
     }
 
     /// Adds the result of request `index`.
@@ -90,7 +90,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.jsonl");
         for (in_order, want) in [(true, "0\n1\n2\n3\n"), (false, "2\n0\n3\n1\n")] {
-            let mut results = Results::new(Some(&path), in_order);
+            let mut results = ResultsWriter::new(Some(&path), in_order);
             for i in [2, 0, 3, 1] {
                 results.put(i, &i.into()).unwrap();
             }

@@ -15,16 +15,16 @@ pub struct Sample {
 }
 
 /// See the [module](self).
-pub struct Samples {
+pub struct Candidates {
     n: usize,
     of: usize,
     ended: Vec<Sample>,
 }
 
-impl Samples {
+impl Candidates {
     /// `n` answers, the best of `of`.
-    pub fn new(n: usize, of: usize) -> Samples {
-        Samples { n, of, ended: Vec::with_capacity(of) }
+    pub fn new(n: usize, of: usize) -> Candidates {
+        Candidates { n, of, ended: Vec::with_capacity(of) }
     }
 
     /// Takes one that has ended. When it is the last, returns what the first tells of the prompt, and those that were asked for: in the
@@ -75,7 +75,7 @@ mod tests {
         // Ends last, first and second; the sum of the second is the least, its mean the largest.
         let given = || [sample(1, &[-0.5; 9]), sample(2, &[-1.0]), sample(0, &[-0.7, -0.9])];
         let told = |n| {
-            let mut samples = Samples::new(n, 3);
+            let mut samples = Candidates::new(n, 3);
             let [a, b, c] = given();
             assert!(samples.add(a).is_none() && samples.add(b).is_none());
             samples.add(c).unwrap().1.iter().map(|s| s.at).collect::<Vec<_>>()
@@ -83,7 +83,7 @@ mod tests {
         assert_eq!(told(3), [0, 1, 2]);
         assert_eq!(told(2), [1, 0]);
         assert_eq!(told(1), [1]);
-        let mut one = Samples::new(1, 1);
+        let mut one = Candidates::new(1, 1);
         assert_eq!(one.add(sample(0, &[])).unwrap().1.len(), 1);
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use tandem::model::{LoadedModel, RouterProfile};
-use tandem::profile::{ModelIdentity, RouterRecord, RouterText, Store};
+use tandem::profile::{ModelIdentity, ProfileStore, RouterRecord, RouterText};
 use tandem::{Error, Result};
 
 use crate::cli::progress::one_line;
@@ -17,7 +17,7 @@ const ROWS: [u32; 8] = [1, 2, 4, 8, 16, 64, 128, 512];
 
 /// The experts of a model by their use.
 #[derive(Serialize)]
-pub struct Use {
+pub struct ExpertUse {
     /// The file that it comes from.
     file: PathBuf,
     text: RouterText,
@@ -52,19 +52,19 @@ struct Distinct {
     uniform: f64,
 }
 
-impl Use {
+impl ExpertUse {
     /// From `file`, or else from what is kept of this model.
     ///
     /// # Errors
     /// A dense model; nothing kept; a file that is damaged or is another model's.
-    pub fn of(name: &str, model: &LoadedModel, file: Option<&Path>) -> Result<Use> {
+    pub fn of(name: &str, model: &LoadedModel, file: Option<&Path>) -> Result<ExpertUse> {
         if model.spec.experts.is_none() {
             return Err(Error::usage(format!("--experts: {name} has no experts")));
         }
         let (file, record) = match file {
             Some(file) => (file.to_owned(), Some(RouterRecord::read(file, &model.spec)?)),
             None => {
-                let store = Store::from_env()?;
+                let store = ProfileStore::from_env()?;
                 let identity = ModelIdentity::of(&model.spec, &model.weights, &model.source);
                 (store.router_path(&identity), store.load_router(&identity, &model.spec)?)
             }
@@ -84,7 +84,7 @@ impl Use {
             counts: router.layers[layer].counts.clone(),
         });
         let (text, tokens, layers) = (record.text.clone(), router.tokens, layers.collect());
-        Ok(Use { file, text, tokens, layers, distinct: distinct(router), record })
+        Ok(ExpertUse { file, text, tokens, layers, distinct: distinct(router), record })
     }
 
     /// As text.

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use tandem::model::{LoadedModel, ModelSpec, synth};
 use tandem::plan::Sizes;
-use tandem::profile::{ModelIdentity, RouterRecord, Store, kept_router};
+use tandem::profile::{ModelIdentity, ProfileStore, RouterRecord, kept_router};
 use tandem::simd::Isa;
 
 use crate::cli::{open, progress};
 
 /// What is planned for.
-pub struct Subject {
+pub struct PlanSubject {
     /// Bytes of its parts.
     pub sizes: Sizes,
     /// The model, if there is one behind the sizes.
@@ -20,12 +20,12 @@ pub struct Subject {
     pub router: Option<String>,
 }
 
-impl Subject {
+impl PlanSubject {
     /// The sizes from `--spec`, or from the tensors of `-m`; experts are used as the file `router` says, or what is kept of `-m`.
-    pub fn of(spec: Option<&str>, model: Option<&str>, router: Option<&Path>) -> Result<Subject> {
+    pub fn of(spec: Option<&str>, model: Option<&str>, router: Option<&Path>) -> Result<PlanSubject> {
         let subject = match (spec, model) {
             (Some(spec), _) => {
-                Subject { sizes: Sizes::of_spec(&synth::spec(spec)?), model: None, router: None }
+                PlanSubject { sizes: Sizes::of_spec(&synth::spec(spec)?), model: None, router: None }
             }
             (None, model) => {
                 let mut model = open::outline(model.expect("the parser wants one of them"))?;
@@ -34,13 +34,13 @@ impl Subject {
                     model.spec.name = model.source.clone();
                 }
                 let sizes = Sizes::of_weights(&model.spec, &model.weights, Isa::selected()?);
-                Subject { sizes, model: Some((model, identity)), router: None }
+                PlanSubject { sizes, model: Some((model, identity)), router: None }
             }
         };
         subject.with_router(router)
     }
 
-    fn with_router(self, file: Option<&Path>) -> Result<Subject> {
+    fn with_router(self, file: Option<&Path>) -> Result<PlanSubject> {
         let spec = &self.sizes.spec;
         let found = match (file, self.identity()) {
             (Some(file), _) => Some((file.to_owned(), RouterRecord::read(file, spec)?)),
@@ -49,10 +49,10 @@ impl Subject {
         };
         let uniform = spec.experts.as_ref().map(|_| "uniform".to_owned());
         Ok(match found {
-            None => Subject { router: uniform, ..self },
+            None => PlanSubject { router: uniform, ..self },
             Some((file, record)) => {
                 let sizes = self.sizes.with_router(record.router);
-                Subject { router: Some(file.display().to_string()), sizes, ..self }
+                PlanSubject { router: Some(file.display().to_string()), sizes, ..self }
             }
         })
     }
@@ -66,7 +66,7 @@ impl Subject {
 /// What is kept of the model's routers. A damaged file is reported, and every expert is as likely as any other.
 fn kept(identity: &ModelIdentity, spec: &ModelSpec) -> Option<(PathBuf, RouterRecord)> {
     match kept_router(identity, spec) {
-        Ok(record) => Some((Store::from_env().ok()?.router_path(identity), record?)),
+        Ok(record) => Some((ProfileStore::from_env().ok()?.router_path(identity), record?)),
         Err(e) => {
             progress::note(&format!("experts as if used alike: {e}"));
             None

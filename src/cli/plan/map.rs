@@ -9,22 +9,22 @@ use tandem::plan::{Hardware, Roofline, Sizes, batch_policies, countable, streami
 
 /// `B=1..2048,S=32..4096`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ranges {
+pub struct MapRanges {
     /// Batches, first and last.
     pub batch: (u64, u64),
     /// Prompt lengths.
     pub prompt: (u64, u64),
 }
 
-impl Ranges {
+impl MapRanges {
     /// The ranges of LIA's paper, within a model's context.
-    pub fn usual(max_context: u64) -> Ranges {
-        Ranges { batch: (1, 2048), prompt: (32.min(max_context), 4096.min(max_context)) }
+    pub fn usual(max_context: u64) -> MapRanges {
+        MapRanges { batch: (1, 2048), prompt: (32.min(max_context), 4096.min(max_context)) }
     }
 }
 
 /// Reads ranges.
-pub fn ranges(text: &str) -> Result<Ranges, String> {
+pub fn ranges(text: &str) -> Result<MapRanges, String> {
     let bad = || "wanted ranges like B=1..2048,S=32..4096, from 1 to 1048576".to_owned();
     let (mut batch, mut prompt) = (None, None);
     for part in text.split(',') {
@@ -45,7 +45,7 @@ pub fn ranges(text: &str) -> Result<Ranges, String> {
             return Err(format!("{part}: {key} is given twice"));
         }
     }
-    Ok(Ranges { batch: batch.ok_or_else(bad)?, prompt: prompt.ok_or_else(bad)? })
+    Ok(MapRanges { batch: batch.ok_or_else(bad)?, prompt: prompt.ok_or_else(bad)? })
 }
 
 /// From `first` to `last`, both included, four steps an octave.
@@ -95,7 +95,7 @@ pub struct Map {
 }
 
 /// Computes the map for blocks whose weights, keys and values are on the host.
-pub fn compute(sizes: &Sizes, hardware: &Hardware, ranges: &Ranges, overlap: bool) -> Result<Map> {
+pub fn compute(sizes: &Sizes, hardware: &Hardware, ranges: &MapRanges, overlap: bool) -> Result<Map> {
     let Some((gpu, link)) = hardware.accelerator else {
         return Err(
             Error::usage(format!("--policy-map: {} has no GPU to share blocks with", hardware.name)).into()
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn ranges_are_read() {
-        let want = Ranges { batch: (1, 2048), prompt: (32, 4096) };
+        let want = MapRanges { batch: (1, 2048), prompt: (32, 4096) };
         assert_eq!(ranges("B=1..2048,S=32..4096"), Ok(want));
         assert_eq!(ranges("S=32..4096,B=1..2048"), Ok(want));
         for bad in [

@@ -12,7 +12,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::Serialize;
 use tandem::cache::KvType;
 use tandem::host::NumaWish;
-use tandem::plan::{Candidate, Costs, Hardware, Plan, Request, Roofline, Sizes, Strategy, plan_with};
+use tandem::plan::{Candidate, Costs, Hardware, Plan, PlanRequest, Roofline, Sizes, Strategy, plan_with};
 use tandem::profile::Tables;
 use tandem::{Error, atomic_file};
 
@@ -72,7 +72,7 @@ pub struct Args {
     pub overlap: bool,
     /// Print LIA's best vectors over batches and prompt lengths, like B=1..2048,S=32..4096.
     #[arg(long, value_name = "RANGES", value_parser = map::ranges)]
-    pub policy_map: Option<map::Ranges>,
+    pub policy_map: Option<map::MapRanges>,
     /// Draw time against k, memory, and LIA's policy map.
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
@@ -136,8 +136,8 @@ pub fn run(args: &Args) -> Result<()> {
     };
     args.fixed.fixed().check_strategy(strategy.name())?;
     let subject =
-        inputs::Subject::of(args.spec.as_deref(), args.model.as_deref(), args.router_profile.as_deref())?;
-    let subject = inputs::Subject { sizes: subject.sizes.with_kv(args.kv_type), ..subject };
+        inputs::PlanSubject::of(args.spec.as_deref(), args.model.as_deref(), args.router_profile.as_deref())?;
+    let subject = inputs::PlanSubject { sizes: subject.sizes.with_kv(args.kv_type), ..subject };
     let sizes = &subject.sizes;
     let (hardware, tables) =
         tandem::open::hardware(&args.hardware, subject.identity(), &progress::Stderr::default())?;
@@ -160,7 +160,7 @@ pub fn run(args: &Args) -> Result<()> {
         let map = map::compute(sizes, &hardware, ranges, args.overlap)?;
         return if args.json { output::json(&map) } else { output::print(&map.text()) };
     }
-    let request = Request {
+    let request = PlanRequest {
         prompt: args.prompt_len.into(),
         gen_len: args.gen_len.into(),
         batch: args.batch.into(),
@@ -190,7 +190,7 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(path) = &args.plot {
         let ranges = match args.policy_map {
             Some(ranges) => ranges,
-            None => map::Ranges::usual(sizes.spec.max_context as u64),
+            None => map::MapRanges::usual(sizes.spec.max_context as u64),
         };
         let map = match hardware.accelerator {
             Some(_) => Some(map::compute(sizes, &hardware, &ranges, args.overlap)?),
@@ -220,9 +220,9 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// The plan for a machine, by the model's timings there, if there are any.
 fn planned(
-    subject: &inputs::Subject,
+    subject: &inputs::PlanSubject,
     hardware: &Hardware,
-    request: &Request,
+    request: &PlanRequest,
     strategies: &[Strategy],
     tables: Option<&Tables>,
 ) -> tandem::Result<Plan> {

@@ -5,7 +5,7 @@
 use anyhow::Result;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
-use tandem::plan::{Candidate, Hardware, Plan, Request, Sizes, boundary_curve};
+use tandem::plan::{Candidate, Hardware, Plan, PlanRequest, Sizes, boundary_curve};
 
 use super::map::{Cell, Map, vector};
 use crate::cli::chart::{
@@ -22,7 +22,7 @@ const RED: RGBColor = RGBColor(185, 28, 28);
 pub fn svg(
     sizes: &Sizes,
     hardware: &Hardware,
-    request: &Request,
+    request: &PlanRequest,
     plan: &Plan,
     map: Option<&Map>,
 ) -> Result<String> {
@@ -50,7 +50,7 @@ fn boundary(
     area: &Area<'_>,
     sizes: &Sizes,
     hardware: &Hardware,
-    request: &Request,
+    request: &PlanRequest,
     plan: &Plan,
 ) -> Result<()> {
     caption(area, "a", "predicted time against the boundary k (units on the CPU)")?;

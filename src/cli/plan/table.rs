@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use tandem::plan::hardware::Energy;
-use tandem::plan::{Candidate, Hardware, Plan, Request, Sizes, Stage};
+use tandem::plan::{Candidate, Hardware, Plan, PlanRequest, Sizes, UnitRun};
 
 use crate::cli::predict::seconds;
 use crate::cli::progress::one_line;
@@ -61,12 +61,12 @@ fn row(c: &Candidate, energy: bool) -> Vec<String> {
 }
 
 /// Stages as they are told: where kinds of blocks alternate, each kind is a line.
-fn told(stages: &[Stage]) -> Vec<Stage> {
+fn told(stages: &[UnitRun]) -> Vec<UnitRun> {
     const MOST: usize = 12;
     if stages.len() <= MOST {
         return stages.to_vec();
     }
-    let mut kinds: Vec<Stage> = Vec::new();
+    let mut kinds: Vec<UnitRun> = Vec::new();
     for stage in stages {
         match kinds.iter_mut().find(|k| k.side == stage.side) {
             Some(kind) => {
@@ -84,7 +84,7 @@ fn told(stages: &[Stage]) -> Vec<Stage> {
 }
 
 /// The whole text.
-pub fn text(sizes: &Sizes, hardware: &Hardware, request: &Request, plan: &Plan, energy: bool) -> String {
+pub fn text(sizes: &Sizes, hardware: &Hardware, request: &PlanRequest, plan: &Plan, energy: bool) -> String {
     let mut out = String::new();
     let sequences = if request.batch == 1 { "sequence" } else { "sequences" };
     let _ = writeln!(

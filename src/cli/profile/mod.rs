@@ -11,7 +11,9 @@ use serde::Serialize;
 use tandem::device::{self, Accelerator, Kind};
 use tandem::host::{Pool, cores_beside_device};
 use tandem::open::{Device, measure_machine};
-use tandem::profile::{Effort, Identity, ModelIdentity, Profile, Store, Subject, measure_model, steps_of};
+use tandem::profile::{
+    Effort, Identity, ModelIdentity, Profile, ProfileStore, Subject, measure_model, steps_of,
+};
 use tandem::simd::Isa;
 use tandem::{Error, atomic_file};
 
@@ -61,12 +63,12 @@ struct Report<'a> {
     profile: &'a Profile,
     /// Of a mixture of experts.
     #[serde(skip_serializing_if = "Option::is_none")]
-    router: Option<&'a router::Recorded>,
+    router: Option<&'a router::FoundRecord>,
 }
 
 /// Measures, or reads an earlier measurement, and prints it.
 pub fn run(args: &Args) -> Result<()> {
-    let store = Store::from_env()?;
+    let store = ProfileStore::from_env()?;
     if let Some(path) = &args.output {
         atomic_file::check(path)?;
     }
@@ -110,7 +112,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// The machine's profile, and whether it is an earlier one.
 fn of_machine(
     args: &Args,
-    store: &Store,
+    store: &ProfileStore,
     identity: Identity,
     device: Option<&Arc<dyn Accelerator>>,
 ) -> Result<(Profile, bool)> {
@@ -126,7 +128,7 @@ fn of_machine(
 /// The profile of the machine and a model, and whether it is an earlier one. Limits measured earlier are reused.
 fn of_model(
     args: &Args,
-    store: &Store,
+    store: &ProfileStore,
     machine: Identity,
     device: Option<&Arc<dyn Accelerator>>,
     name: &str,
@@ -180,7 +182,7 @@ fn device(asked: &Device) -> Result<Option<Arc<dyn Accelerator>>> {
 
 /// The profile in the cache folder, if it is good enough: a quick profile serves only `--quick` runs. A damaged profile
 /// is reported and measured again.
-fn kept(args: &Args, store: &Store, identity: &Identity) -> Option<Profile> {
+fn kept(args: &Args, store: &ProfileStore, identity: &Identity) -> Option<Profile> {
     if args.again {
         return None;
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use serde::Serialize;
 use tandem::model::LoadedModel;
-use tandem::profile::{ModelIdentity, RouterRecord, RouterText, Store, record_router, router_text};
+use tandem::profile::{ModelIdentity, ProfileStore, RouterRecord, RouterText, record_router, router_text};
 use tandem::simd::Isa;
 use tandem::{Error, text};
 
@@ -20,7 +20,7 @@ const QUICK: u32 = 512;
 
 /// A record, and whether it is an earlier one.
 #[derive(Serialize)]
-pub struct Recorded {
+pub struct FoundRecord {
     /// Where it is kept.
     pub file: PathBuf,
     /// Whether it was read, not recorded now.
@@ -32,7 +32,7 @@ pub struct Recorded {
 /// What `--router --json` prints.
 #[derive(Serialize)]
 struct Report<'a> {
-    router: &'a Recorded,
+    router: &'a FoundRecord,
 }
 
 /// The text of `--text`, and how much of it is to be read.
@@ -66,7 +66,7 @@ impl Wish {
 ///
 /// # Errors
 /// A text that cannot be read; a model that cannot run here.
-pub fn recorded(args: &Args, store: &Store, name: &str) -> Result<Option<Recorded>> {
+pub fn recorded(args: &Args, store: &ProfileStore, name: &str) -> Result<Option<FoundRecord>> {
     let outline = open::outline(name)?;
     if outline.spec.experts.is_none() {
         if args.text.is_some() || args.tokens.is_some() {
@@ -77,16 +77,21 @@ pub fn recorded(args: &Args, store: &Store, name: &str) -> Result<Option<Recorde
     let wish = Wish::of(args)?;
     let model = ModelIdentity::of(&outline.spec, &outline.weights, &outline.source);
     if let Some(record) = kept(args, store, &model, &outline).filter(|record| wish.met_by(record)) {
-        return Ok(Some(Recorded { file: store.router_path(&model), cached: true, record }));
+        return Ok(Some(FoundRecord { file: store.router_path(&model), cached: true, record }));
     }
     drop(outline);
     let record = record(name, model, wish)?;
     let file = store.save_router(&record)?;
-    Ok(Some(Recorded { file, cached: false, record }))
+    Ok(Some(FoundRecord { file, cached: false, record }))
 }
 
 /// The record in the cache folder. A damaged one is reported, and made again.
-fn kept(args: &Args, store: &Store, model: &ModelIdentity, outline: &LoadedModel) -> Option<RouterRecord> {
+fn kept(
+    args: &Args,
+    store: &ProfileStore,
+    model: &ModelIdentity,
+    outline: &LoadedModel,
+) -> Option<RouterRecord> {
     if args.again {
         return None;
     }
@@ -144,7 +149,7 @@ fn random(n: usize, vocab: usize) -> Vec<u32> {
 }
 
 /// `--router`: only this.
-pub fn run(args: &Args, store: &Store, name: &str) -> Result<()> {
+pub fn run(args: &Args, store: &ProfileStore, name: &str) -> Result<()> {
     let Some(found) = recorded(args, store, name)? else {
         return Err(Error::usage(format!("--router: {name} has no experts, so no router chooses any")).into());
     };

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use tandem::profile::{Calibration, Copies, ModelProfile, Profile};
+use tandem::profile::{Calibration, CopyLoad, ModelProfile, Profile};
 use tandem::program::Side;
 
 use crate::cli::progress::megabytes;
@@ -35,9 +35,9 @@ pub fn limits(profile: &Profile) -> String {
     line("bf16 products, 512 rows", rates(&cpu.matrix));
     let a = &profile.limits.host_attention;
     let beside = match a.copies {
-        Copies::Link => "while the device copies both ways",
-        Copies::Thread => "while another thread copies, for want of a device",
-        Copies::None => "no copies beside it: one core",
+        CopyLoad::Link => "while the device copies both ways",
+        CopyLoad::Thread => "while another thread copies, for want of a device",
+        CopyLoad::None => "no copies beside it: one core",
     };
     let (alone, slowed) = (gb(a.alone_bw), gb(a.beside_copies_bw));
     line("attention on the CPU", format!("{alone} ({}), {slowed} {beside}", a.threads));

@@ -15,12 +15,12 @@ use tandem::plan::{self, CostSource, ExpertCounts, Hardware, Predictor, Sizes, U
 use tandem::profile::{Tables, Timings};
 use tandem::program::Placement;
 use tandem::sched::{self, Targets};
-use tandem::sim::{self, Capacity, Report, Room};
-use tandem::timeline::{Timeline, Window};
+use tandem::sim::{self, PageCapacity, Report, Room};
+use tandem::timeline::{StepWindow, Timeline};
 use tandem::workload::{Arrival, Shape, Source, Workload};
 use tandem::{Error, atomic_file};
 
-use super::args::{COHORTS, Lengths, kv_type, size};
+use super::args::{COHORTS, LengthsChoice, kv_type, size};
 use super::figures;
 use super::plan::inputs;
 use super::targets::{self, Nearest, TargetArgs};
@@ -91,8 +91,8 @@ pub struct Args {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 24), value_name = "N", allow_negative_numbers = true)]
     pub max_answer: Option<u32>,
     /// What strategies then expect of answers' lengths: those of answers that have ended, or all that they may have.
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = Lengths::Learned, requires = "max_answer")]
-    pub lengths: Lengths,
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = LengthsChoice::Learned, requires = "max_answer")]
+    pub lengths: LengthsChoice,
     /// Cohorts of the host's requests that asynchronous overlap has under way at a time.
     #[arg(long, value_parser = clap::value_parser!(u32).range(COHORTS), value_name = "N", default_value_t = 1,
           allow_negative_numbers = true)]
@@ -125,7 +125,7 @@ fn strategy(name: &str) -> Result<String, String> {
 }
 
 /// The model and machine that all reports share.
-pub struct About<'a> {
+pub struct ReportHead<'a> {
     /// The model's name.
     pub model: &'a str,
     /// The machine's name.
@@ -207,11 +207,11 @@ pub struct Run<'a> {
 }
 
 impl Setup {
-    fn about(&self) -> About<'_> {
+    fn about(&self) -> ReportHead<'_> {
         let tokens = self.options.capacity.tokens();
         let boundary = (self.boundary > 0).then_some(self.boundary);
         let experts = ExpertCounts::of(&self.sizes.spec, &self.placement);
-        About {
+        ReportHead {
             model: &self.sizes.spec.name,
             hardware: &self.hardware.name,
             tokens,
@@ -230,7 +230,7 @@ impl Setup {
     }
 
     /// The timeline of each run within the window.
-    fn look(&self, runs: &[Run<'_>], window: Window) -> Result<Vec<Timeline>> {
+    fn look(&self, runs: &[Run<'_>], window: StepWindow) -> Result<Vec<Timeline>> {
         self.each(runs, "simulating for the timeline", &|predictor, run, seen| {
             let mut strategy = sched::by_name(run.strategy).expect("the parser knows its names");
             sim::timeline(run.requests, &mut *strategy, predictor, &self.options, window, seen)
@@ -270,7 +270,7 @@ impl Setup {
 
     /// A new predictor: each run has its own, with its own memory.
     fn predictor(&self) -> Predictor {
-        let Capacity { device_pages, host_pages } = self.options.capacity;
+        let PageCapacity { device_pages, host_pages } = self.options.capacity;
         let placement = Placement { device_pages, host_pages, ..self.placement.clone() };
         let source = costs(&self.hardware, self.tables.as_ref());
         Predictor::of(source, self.sizes.clone(), placement)
@@ -290,7 +290,7 @@ struct Split {
     /// Units on the host.
     boundary: usize,
     placement: Placement,
-    capacity: Capacity,
+    capacity: PageCapacity,
     /// Requests that are too long for the GPU.
     longer: usize,
 }
@@ -307,7 +307,7 @@ fn split(
 ) -> Result<Split> {
     let of = |boundary: usize, placement: Placement| {
         let (capacity, longer) =
-            Capacity::serving(hardware, sizes, room, &placement, lengths.iter().copied())?;
+            PageCapacity::serving(hardware, sizes, room, &placement, lengths.iter().copied())?;
         Ok::<_, Error>(Split { boundary, placement, capacity, longer })
     };
     let layers = sizes.layers();
@@ -393,7 +393,7 @@ pub fn run(args: &Args) -> Result<()> {
     args.records.as_deref().map_or(Ok(()), atomic_file::check)?;
     let asked = args.targets.targets()?;
     let window = args.timeline.window()?;
-    let subject = inputs::Subject::of(args.spec.as_deref(), args.model.as_deref(), None)?;
+    let subject = inputs::PlanSubject::of(args.spec.as_deref(), args.model.as_deref(), None)?;
     let (model, sizes) = (subject.identity().cloned(), subject.sizes.with_kv(args.kv_type));
     let (hardware, tables) = match &args.profile {
         Some(file) => open::profiled(file, model.as_ref())?,
@@ -443,7 +443,7 @@ pub fn run(args: &Args) -> Result<()> {
         capacity,
         targets: asked,
         most_answer: args.max_answer,
-        learns_lengths: args.lengths == Lengths::Learned,
+        learns_lengths: args.lengths == LengthsChoice::Learned,
     };
     let setup = Setup { hardware, sizes, tables, options, boundary, placement };
     if asked.is_some() {
@@ -494,7 +494,7 @@ pub fn count_bad_rows(work: &Workload, reports: &mut [Report]) {
 
 /// The reports as JSON.
 pub fn json(
-    about: &About<'_>,
+    about: &ReportHead<'_>,
     work: &Workload,
     reports: &[Report],
     asked: &Targets,

@@ -16,7 +16,7 @@ use tandem::sched::Targets;
 use tandem::sim::Report;
 use tandem::workload::{Arrival, Draw, Length, Shape, Source, Synthetic, Workload, arrive};
 
-use super::{About, Args, Run, Setup};
+use super::{Args, ReportHead, Run, Setup};
 use crate::cli::chart::{
     Area, BOTTOM, Chart, Frame, INK, LEFT, TOP, at, caption, failed, nothing, number, sheet, text,
     unit_of_time,
@@ -53,7 +53,7 @@ struct Line {
 }
 
 /// A panel beside the bars.
-pub struct Curve {
+pub struct SidePanel {
     words: &'static str,
     x: &'static str,
     /// Name of the y axis; `None` for seconds in a suitable unit.
@@ -73,14 +73,14 @@ pub fn sweep(
     work: &Workload,
     names: &[&str],
     base: &[Report],
-) -> Result<Vec<Curve>> {
+) -> Result<Vec<SidePanel>> {
     match &args.trace {
         Source::Synthetic(made) if work.rate().is_none() => Ok(vec![gains(setup, args, made, names)?]),
         _ => latencies(setup, work, names, base),
     }
 }
 
-fn gains(setup: &Setup, args: &Args, made: &Synthetic, names: &[&str]) -> Result<Curve> {
+fn gains(setup: &Setup, args: &Args, made: &Synthetic, names: &[&str]) -> Result<SidePanel> {
     let scale = |n: u32, f: f64| ((f64::from(n) * f).round() as u32).max(1);
     // Halves and doubles the length within the pages and the model's context.
     let context = (setup.sizes.spec.max_context as u64).min(1 << 24) as u32;
@@ -104,7 +104,7 @@ fn gains(setup: &Setup, args: &Args, made: &Synthetic, names: &[&str]) -> Result
         }
     }
     let y = if by_gain { "throughput over gpu-only" } else { "tokens per second" };
-    Ok(Curve {
+    Ok(SidePanel {
         words: "throughput by the length of answers",
         x: "tokens of an answer",
         y: Some(y),
@@ -120,7 +120,7 @@ fn crossed<'a>(works: &'a [Vec<Arrival>], names: &[&'a str]) -> Vec<Run<'a>> {
     works.iter().flat_map(of).collect()
 }
 
-fn latencies(setup: &Setup, work: &Workload, names: &[&str], base: &[Report]) -> Result<Vec<Curve>> {
+fn latencies(setup: &Setup, work: &Workload, names: &[&str], base: &[Report]) -> Result<Vec<SidePanel>> {
     let at_once = works_at_once(work);
     let full = match &at_once {
         Some(requests) => {
@@ -174,7 +174,7 @@ pub fn latency(
     points: &[(f64, &[Report])],
     base: &[Report],
     targets: &Targets,
-) -> Vec<Curve> {
+) -> Vec<SidePanel> {
     type Of = fn(&Report) -> Option<f64>;
     let curve = |words, parts: &[(bool, Of)]| {
         let part = |&(dashed, of): &(bool, Of)| {
@@ -187,7 +187,7 @@ pub fn latency(
             lines
         };
         let lines = parts.iter().flat_map(part).collect();
-        Curve { words, x: "requests per second", y: None, logarithmic: false, lines, knees: Vec::new() }
+        SidePanel { words, x: "requests per second", y: None, logarithmic: false, lines, knees: Vec::new() }
     };
     let mut curves = vec![
         curve("time per token, from arrival", &[(false, |r| r.latency_per_token_s)]),
@@ -205,7 +205,7 @@ pub fn latency(
             "requests in time per second; ringed: the highest load that keeps the targets",
             &[(false, |r| Some(r.goodput_req_s))],
         );
-        curves.push(Curve { y: Some("requests per second"), knees: knees(names, points), ..goodput });
+        curves.push(SidePanel { y: Some("requests per second"), knees: knees(names, points), ..goodput });
     }
     curves.push(shares(base));
     curves
@@ -225,7 +225,7 @@ fn knees(names: &[&str], points: &[(f64, &[Report])]) -> Vec<(String, f64, f64)>
 const SHARES: usize = 50;
 
 /// The share of requests whose latency per token, from arrival, is at most so much (NEO, figure 7).
-fn shares(base: &[Report]) -> Curve {
+fn shares(base: &[Report]) -> SidePanel {
     let line = |report: &Report| {
         let done = report.trips.iter().filter(|t| t.is_done());
         let mut all: Vec<f64> = done.map(|t| (t.last - t.arrived) / f64::from(t.made)).collect();
@@ -238,7 +238,7 @@ fn shares(base: &[Report]) -> Curve {
         points.extend(all.last().map(|&t| (t, 100.0 * share(all.len() - 1))));
         Line { strategy: report.strategy.clone(), dashed: false, points }
     };
-    Curve {
+    SidePanel {
         words: "requests whose time per token, from arrival, is at most",
         x: "seconds",
         y: Some("per cent of the requests"),
@@ -249,7 +249,12 @@ fn shares(base: &[Report]) -> Curve {
 }
 
 /// The sheet.
-pub fn svg(about: &About<'_>, work: &Workload, reports: &[Report], curves: &[Curve]) -> Result<String> {
+pub fn svg(
+    about: &ReportHead<'_>,
+    work: &Workload,
+    reports: &[Report],
+    curves: &[SidePanel],
+) -> Result<String> {
     let (gpu, host) = about.tokens;
     let name = work.name.rsplit('/').next().unwrap_or_default();
     let title = format!("{} on {}: {name}", about.model, about.hardware);
@@ -309,7 +314,7 @@ fn bars(area: &Area<'_>, reports: &[Report]) -> Result<()> {
 }
 
 /// Draws a curve with a line for each strategy, named at its end.
-fn draw(area: &Area<'_>, letter: &str, curve: &Curve) -> Result<()> {
+fn draw(area: &Area<'_>, letter: &str, curve: &SidePanel) -> Result<()> {
     caption(area, letter, curve.words)?;
     let points = || curve.lines.iter().flat_map(|l| &l.points);
     let (low, high) = points().fold((f64::INFINITY, 0.0), |(a, b): (f64, f64), p| (a.min(p.0), b.max(p.0)));

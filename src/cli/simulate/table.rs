@@ -6,7 +6,7 @@ use tandem::sched::Targets;
 use tandem::sim::Report;
 use tandem::workload::Workload;
 
-use super::About;
+use super::ReportHead;
 use crate::cli::plan::table::{SPENT, columns, spent};
 use crate::cli::predict::seconds;
 use crate::cli::progress::one_line;
@@ -96,7 +96,13 @@ fn latency(reports: &[Report], asked: &Targets) -> String {
 }
 
 /// The whole text.
-pub fn text(about: &About<'_>, work: &Workload, reports: &[Report], asked: &Targets, energy: bool) -> String {
+pub fn text(
+    about: &ReportHead<'_>,
+    work: &Workload,
+    reports: &[Report],
+    asked: &Targets,
+    energy: bool,
+) -> String {
     let mut out = String::new();
     let (input, output) = work.tokens();
     let n = work.requests.len().max(1) as f64;

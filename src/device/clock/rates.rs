@@ -14,7 +14,7 @@ pub struct Work {
 
 /// The speed of a compute unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Unit {
+pub struct UnitSpeed {
     /// FLOP/s.
     pub flops: f64,
     /// Bytes/s of its memory.
@@ -26,7 +26,7 @@ pub struct Unit {
     pub launch: f64,
 }
 
-impl Unit {
+impl UnitSpeed {
     /// Seconds that `work` takes.
     pub fn seconds(&self, work: Work) -> f64 {
         (work.flops as f64 / self.flops).max(work.bytes as f64 / self.bytes)
@@ -37,9 +37,9 @@ impl Unit {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
     /// The CPU.
-    pub host: Unit,
+    pub host: UnitSpeed,
     /// The accelerator.
-    pub device: Unit,
+    pub device: UnitSpeed,
     /// Bytes/s over the link, to the device.
     pub to_device: f64,
     /// Bytes/s over the link, to the host.
@@ -71,13 +71,13 @@ impl Rates {
         };
         let (cpu, e) = (&hardware.cpu, &hardware.efficiency);
         Ok(Rates {
-            host: Unit {
+            host: UnitSpeed {
                 flops: cpu.flops_bf16 * e.cpu_compute,
                 bytes: cpu.read_bw * e.cpu_memory,
                 issue: e.cpu_issue_s / OPERATIONS_OF_A_BLOCK,
                 launch: e.hand_over_s,
             },
-            device: Unit {
+            device: UnitSpeed {
                 flops: gpu.flops_bf16 * e.gpu_compute,
                 bytes: gpu.bw * e.gpu_memory,
                 issue: e.gpu_issue_s / OPERATIONS_OF_A_BLOCK,

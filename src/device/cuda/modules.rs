@@ -18,7 +18,7 @@ use crate::device::built::{self, Module};
 const SHARED_DEFAULT: u32 = 48 << 10;
 
 /// A kernel that the device can run.
-pub(super) struct Kernel {
+pub(super) struct LoadedKernel {
     pub name: &'static str,
     /// Bytes of its parameter struct.
     pub params: u32,
@@ -48,7 +48,7 @@ pub(super) struct Modules {
     loader: Loader,
     modules: Vec<&'static Module>,
     loaded: Mutex<HashMap<usize, Loaded>>,
-    kernels: HashMap<&'static str, Kernel>,
+    kernels: HashMap<&'static str, LoadedKernel>,
 }
 
 /// For every file, the target that a GPU of capability `sm` runs best: its own, else the newest older one.
@@ -98,18 +98,18 @@ impl Modules {
             for &built::Kernel { name, params, registers } in module.kernels {
                 let function = OnceLock::new();
                 let shared = AtomicU32::new(SHARED_DEFAULT);
-                kernels.insert(name, Kernel { name, params, registers, module: at, function, shared });
+                kernels.insert(name, LoadedKernel { name, params, registers, module: at, function, shared });
             }
         }
         Ok(Modules { context, loader, modules, loaded: Mutex::default(), kernels })
     }
 
-    pub fn get(&self, kernel: &str) -> Option<&Kernel> {
+    pub fn get(&self, kernel: &str) -> Option<&LoadedKernel> {
         self.kernels.get(kernel)
     }
 
     /// The function of a kernel, which may use `shared` bytes of dynamic shared memory.
-    pub fn function(&self, kernel: &Kernel, shared: u32) -> Result<CUfunction> {
+    pub fn function(&self, kernel: &LoadedKernel, shared: u32) -> Result<CUfunction> {
         let function = match kernel.function.get() {
             Some(function) => *function,
             None => {
@@ -128,7 +128,7 @@ impl Modules {
         Ok(function.0)
     }
 
-    fn load(&self, kernel: &Kernel) -> Result<Function> {
+    fn load(&self, kernel: &LoadedKernel) -> Result<Function> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let _relaxed = Relaxed::enter();
         let module = match loaded.get(&kernel.module) {
@@ -150,7 +150,7 @@ impl Modules {
 
     /// Checks the registers per thread at entry: with another number than its `setmaxnreg` was written for, a kernel
     /// would wait forever.
-    fn check_registers(&self, kernel: &Kernel, function: CUfunction) -> Result<()> {
+    fn check_registers(&self, kernel: &LoadedKernel, function: CUfunction) -> Result<()> {
         let Some(wanted) = kernel.registers else { return Ok(()) };
         let mut has = 0;
         let which = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
@@ -173,7 +173,7 @@ impl Modules {
     /// Loads the kernels that `wanted` names. `progress` is called with the number of modules loaded and their total.
     pub fn preload(&self, wanted: &dyn Fn(&str) -> bool, progress: &dyn Fn(usize, usize)) -> Result<()> {
         self.context.bind()?;
-        let mut by_module: BTreeMap<usize, Vec<&Kernel>> = BTreeMap::new();
+        let mut by_module: BTreeMap<usize, Vec<&LoadedKernel>> = BTreeMap::new();
         for kernel in self.kernels.values().filter(|k| wanted(k.name)) {
             by_module.entry(kernel.module).or_default().push(kernel);
         }

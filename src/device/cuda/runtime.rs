@@ -19,7 +19,7 @@ use super::modules::Modules;
 use super::pinned::{Caching, CudaPinned};
 use super::release::Release;
 use super::slab::CudaSlab;
-use super::staging::Staging;
+use super::staging::StagingRing;
 use super::{CudaOptions, driver, gate, tensor_map};
 use crate::device::runtime::{DevPtr, DeviceInfo, Event, Graph, Lane, Launch, Pinned, Runtime, Slab};
 use crate::{Error, Result};
@@ -31,7 +31,7 @@ pub struct CudaRuntime {
     memory: Memory,
     release: Arc<Release>,
     spare: Arc<Spare>,
-    staging: Staging,
+    staging: StagingRing,
     landing: Landing,
     pub(super) modules: Modules,
     recorder: Recorder,
@@ -71,7 +71,7 @@ impl CudaRuntime {
                 driver: driver.version,
             },
             memory: Memory::new(context.clone(), release.clone(), options.memory),
-            staging: Staging::new(context.clone(), release.clone(), spare.clone()),
+            staging: StagingRing::new(context.clone(), release.clone(), spare.clone()),
             landing: Landing::new(context.clone(), release.clone(), spare.clone()),
             release,
             spare,

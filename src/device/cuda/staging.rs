@@ -21,7 +21,7 @@ const PART: usize = 4 << 20;
 const PASSED: usize = 2;
 
 /// The ring of page-locked memory, allocated on first use: not every program uploads much.
-pub(super) struct Staging {
+pub(super) struct StagingRing {
     context: Arc<Context>,
     release: Arc<Release>,
     spare: Arc<Spare>,
@@ -33,9 +33,9 @@ struct State {
     ring: Ring<CudaEvent>,
 }
 
-impl Staging {
-    pub fn new(context: Arc<Context>, release: Arc<Release>, spare: Arc<Spare>) -> Staging {
-        Staging { context, release, spare, state: Mutex::new(None) }
+impl StagingRing {
+    pub fn new(context: Arc<Context>, release: Arc<Release>, spare: Arc<Spare>) -> StagingRing {
+        StagingRing { context, release, spare, state: Mutex::new(None) }
     }
 
     /// Enqueues a copy of `src`, which may be reused when this returns.

@@ -75,14 +75,14 @@ impl Deref for Spans<'_> {
 
 /// Pages of some layers, from the device's layout to the host's or back.
 #[derive(Debug, Clone)]
-pub(super) struct PageMoves {
+pub(super) struct LayerPageMoves {
     pub page: PageShape,
     pub layers: Arc<[LayerPages]>,
     pub pages: Arc<[PageMove]>,
     pub to_host: bool,
 }
 
-impl PageMoves {
+impl LayerPageMoves {
     fn bytes(&self) -> usize {
         self.page.bytes()
     }
@@ -131,7 +131,7 @@ pub(super) struct Hooks<'a> {
 pub(super) enum Op {
     Kernel(Arc<OwnedLaunch>),
     Host(HostOp),
-    Pages(PageMoves),
+    Pages(LayerPageMoves),
     Copy {
         dst: DevPtr,
         src: DevPtr,
@@ -176,7 +176,7 @@ pub(super) enum Op {
 
 /// The direction of a copy, which decides its speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Direction {
+pub(super) enum CopyDirection {
     ToDevice,
     ToHost,
     Within,
@@ -184,12 +184,12 @@ pub(super) enum Direction {
 
 impl Op {
     /// The direction and bytes, if this is a copy.
-    pub fn copied(&self) -> Option<(Direction, usize)> {
+    pub fn copied(&self) -> Option<(CopyDirection, usize)> {
         match self {
-            Op::Copy { len, .. } => Some((Direction::Within, *len)),
-            Op::Upload { data, .. } => Some((Direction::ToDevice, data.len())),
-            Op::FromPinned { len, .. } => Some((Direction::ToDevice, *len)),
-            Op::ToPinned { len, .. } | Op::ToHost { len, .. } => Some((Direction::ToHost, *len)),
+            Op::Copy { len, .. } => Some((CopyDirection::Within, *len)),
+            Op::Upload { data, .. } => Some((CopyDirection::ToDevice, data.len())),
+            Op::FromPinned { len, .. } => Some((CopyDirection::ToDevice, *len)),
+            Op::ToPinned { len, .. } | Op::ToHost { len, .. } => Some((CopyDirection::ToHost, *len)),
             Op::Kernel(_) | Op::Host(_) | Op::Pages(_) | Op::Fill { .. } => None,
             Op::Uses { .. } | Op::Elapse(_) | Op::Graph(_) => None,
         }

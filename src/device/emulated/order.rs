@@ -16,9 +16,9 @@ use crate::device::runtime::Lane;
 const LANES: usize = Lane::ALL.len();
 
 /// For each lane, the number of an operation, which stands for it and all earlier ones.
-pub(super) type Clock = [u64; LANES];
+pub(super) type LaneClock = [u64; LANES];
 
-fn join(into: &mut Clock, other: &Clock) {
+fn join(into: &mut LaneClock, other: &LaneClock) {
     into.iter_mut().zip(other).for_each(|(a, &b)| *a = b.max(*a));
 }
 
@@ -58,10 +58,10 @@ struct InUse {
 /// The clocks, and who touched which bytes.
 #[derive(Default)]
 pub(super) struct Order {
-    lanes: [Clock; LANES],
-    host: Clock,
+    lanes: [LaneClock; LANES],
+    host: LaneClock,
     /// The last work of each lane that touched something.
-    entered: Clock,
+    entered: LaneClock,
     /// Disjoint pieces by address. Most spans repeat those of earlier work: they are found by binary search and changed
     /// in place.
     bytes: Vec<Piece>,
@@ -76,7 +76,7 @@ pub(super) struct Order {
 
 impl Order {
     /// The clock of everything that precedes the next work enqueued on `lane`.
-    fn before(&self, lane: Lane) -> Clock {
+    fn before(&self, lane: Lane) -> LaneClock {
         let mut clock = self.lanes[lane as usize];
         join(&mut clock, &self.host);
         clock
@@ -107,7 +107,7 @@ impl Order {
     }
 
     /// The clock of a mark with number `seq` after everything enqueued on `lane`.
-    pub fn mark(&mut self, lane: Lane, seq: u64) -> Clock {
+    pub fn mark(&mut self, lane: Lane, seq: u64) -> LaneClock {
         let mut clock = self.before(lane);
         clock[lane as usize] = seq;
         self.lanes[lane as usize] = clock;
@@ -115,12 +115,12 @@ impl Order {
     }
 
     /// Orders later work of `lane` after `clock`.
-    pub fn wait(&mut self, lane: Lane, clock: &Clock) {
+    pub fn wait(&mut self, lane: Lane, clock: &LaneClock) {
         join(&mut self.lanes[lane as usize], clock);
     }
 
     /// Records that the host has seen everything up to `clock` done.
-    pub fn seen(&mut self, clock: &Clock) {
+    pub fn seen(&mut self, clock: &LaneClock) {
         join(&mut self.host, clock);
         // All later work is ordered after all earlier work, so there is nothing left to track.
         if self.host.iter().zip(&self.entered).all(|(seen, last)| seen >= last) {
@@ -178,7 +178,7 @@ impl Order {
     }
 
     /// Checks an access to a span. Returns the index of the first piece that overlaps it.
-    fn check(&self, clock: &Clock, me: usize, span: &Span, write: bool) -> Result<usize, Race> {
+    fn check(&self, clock: &LaneClock, me: usize, span: &Span, write: bool) -> Result<usize, Race> {
         let over = self.over(span);
         for piece in &self.bytes[over.clone()] {
             let at = piece.start.max(span.ptr.0);

@@ -6,7 +6,7 @@ use crate::{Error, Result};
 
 /// Zeroed, page-aligned host memory. Host and device access it at the same address; pageable memory is not accessible
 /// to the device.
-pub(super) struct HostMemory {
+pub(super) struct HostBytes {
     base: *mut u8,
     len: usize,
     map_len: usize,
@@ -14,13 +14,13 @@ pub(super) struct HostMemory {
 }
 
 // SAFETY: plain memory owned by this value; users of `Pinned` agree on who touches it when.
-unsafe impl Send for HostMemory {}
+unsafe impl Send for HostBytes {}
 // SAFETY: as above; only a raw pointer is handed out.
-unsafe impl Sync for HostMemory {}
+unsafe impl Sync for HostBytes {}
 
-impl HostMemory {
-    pub fn new(len: usize) -> Result<HostMemory> {
-        let mut memory = HostMemory::pageable(len)?;
+impl HostBytes {
+    pub fn new(len: usize) -> Result<HostBytes> {
+        let mut memory = HostBytes::pageable(len)?;
         memory.mapped = true;
         program::register(memory.device(), len, true);
         Ok(memory)
@@ -32,7 +32,7 @@ impl HostMemory {
     }
 
     /// Memory that copies use but that the device cannot access.
-    pub fn pageable(len: usize) -> Result<HostMemory> {
+    pub fn pageable(len: usize) -> Result<HostBytes> {
         let no_room = || Error::Capacity(format!("{len} bytes of pinned host memory are not available"));
         // One more page, never used, so that no other allocation follows directly.
         let map_len = len.max(1).checked_add(4096).ok_or_else(no_room)?;
@@ -50,11 +50,11 @@ impl HostMemory {
         if base == libc::MAP_FAILED {
             return Err(no_room());
         }
-        Ok(HostMemory { base: base.cast(), len, map_len, mapped: false })
+        Ok(HostBytes { base: base.cast(), len, map_len, mapped: false })
     }
 }
 
-impl Pinned for HostMemory {
+impl Pinned for HostBytes {
     fn host(&self) -> *mut u8 {
         self.base
     }
@@ -66,7 +66,7 @@ impl Pinned for HostMemory {
     }
 }
 
-impl Drop for HostMemory {
+impl Drop for HostBytes {
     fn drop(&mut self) {
         if self.mapped {
             program::unregister(self.device());

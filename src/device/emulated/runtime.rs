@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::lanes::{Core, InTurn, Mark};
-use super::op::{HostOp, Op, PageMoves, Span};
+use super::op::{HostOp, LayerPageMoves, Op, Span};
 use super::options::{EmulatedOptions, FaultPlan};
 use super::program::{self, OwnedLaunch};
 use crate::device::clock::{Clock, Moment};
@@ -160,7 +160,7 @@ impl EmulatedRuntime {
     }
 
     /// Enqueues a move of pages.
-    pub(super) fn move_pages(&self, lane: Lane, pages: PageMoves) -> Result<()> {
+    pub(super) fn move_pages(&self, lane: Lane, pages: LayerPageMoves) -> Result<()> {
         self.core.may_launch(if pages.to_host { "gather_pages" } else { "scatter_pages" })?;
         self.core.enqueue(lane, Op::Pages(pages))
     }

@@ -20,7 +20,7 @@ pub(super) enum Row {
 
 /// Consecutive rows of one sequence.
 #[derive(Debug)]
-pub(super) struct Seq {
+pub(super) struct CpuSeq {
     pub row0: usize,
     pub n_rows: usize,
     pub attend: Attend,
@@ -28,7 +28,7 @@ pub(super) struct Seq {
     pub pages: Vec<u32>,
 }
 
-impl Seq {
+impl CpuSeq {
     pub fn rows(&self) -> Range<usize> {
         self.row0..self.row0 + self.n_rows
     }
@@ -50,19 +50,19 @@ pub(super) struct Late {
 }
 
 /// The step.
-pub(super) struct HostStep {
+pub(super) struct CpuStep {
     /// Tokens of the rows, in device memory.
     pub list: Span,
     pub lists: Arc<StepRows>,
     pub rows: Vec<Row>,
-    pub seqs: Vec<Seq>,
+    pub seqs: Vec<CpuSeq>,
     pub epoch: u32,
     /// Postponed calls of the layers attended last.
     late: Mutex<Vec<Late>>,
 }
 
-impl HostStep {
-    pub fn new(limits: &Limits, desc: &StepDesc<'_>, memory: DevPtr) -> Result<HostStep> {
+impl CpuStep {
+    pub fn new(limits: &Limits, desc: &StepDesc<'_>, memory: DevPtr) -> Result<CpuStep> {
         let lists = Arc::new(StepRows::new(limits, desc)?);
         let (mut rows, mut seqs) = (Vec::new(), Vec::new());
         for s in desc.seqs.iter().filter(|s| s.n_rows > 0) {
@@ -76,9 +76,9 @@ impl HostStep {
             }));
             let end = s.attend.end(s.first_pos + s.n_rows);
             let pages = s.pages[..end.saturating_sub(from).div_ceil(PAGE_TOKENS)].to_vec();
-            seqs.push(Seq { row0: s.row0, n_rows: s.n_rows, attend: s.attend, pages });
+            seqs.push(CpuSeq { row0: s.row0, n_rows: s.n_rows, attend: s.attend, pages });
         }
-        Ok(HostStep {
+        Ok(CpuStep {
             list: Span::new(memory, 4 * rows.len()),
             lists,
             rows,

@@ -29,7 +29,7 @@ mod probe;
 #[cfg(tandem_kernels)]
 mod products;
 
-pub use report::{About, Depth, GroupReport, Outcome, SelfTest};
+pub use report::{About, Depth, GroupReport, SelfTest, Verdict};
 pub use vet::self_test_opened_gpus;
 pub(super) use vet::vetted;
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::numbers::value;
 use super::watch::Watch;
-use super::{GroupReport, Outcome};
+use super::{GroupReport, Verdict};
 use crate::cache::KvType;
 use crate::device::runtime::{Buffer, DevPtr, Lane, Runtime};
 use crate::tensor::Half;
@@ -110,10 +110,10 @@ impl Probe {
     /// The verdict on the group.
     pub fn end_group(&self, name: &str, kernels: usize, seconds: f64) -> GroupReport {
         let (outcome, why) = match (&self.lost, &self.short, &self.lacking) {
-            _ if !self.wrong.is_empty() => (Outcome::Failed, None),
-            (Some(why), _, _) | (None, Some(why), _) => (Outcome::NotRun, Some(why)),
-            (None, None, Some(why)) => (Outcome::Skipped, Some(why)),
-            (None, None, None) => (Outcome::Passed, None),
+            _ if !self.wrong.is_empty() => (Verdict::Failed, None),
+            (Some(why), _, _) | (None, Some(why), _) => (Verdict::NotRun, Some(why)),
+            (None, None, Some(why)) => (Verdict::Skipped, Some(why)),
+            (None, None, None) => (Verdict::Passed, None),
         };
         GroupReport {
             name: name.to_owned(),

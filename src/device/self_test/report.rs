@@ -74,7 +74,7 @@ impl About {
 /// What became of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum Verdict {
     /// Every element was right.
     Passed,
     /// A kernel computed a wrong element, or failed.
@@ -92,7 +92,7 @@ pub struct GroupReport {
     /// `products, dense`
     pub name: String,
     /// What became of it.
-    pub outcome: Outcome,
+    pub outcome: Verdict,
     /// Kernels that no group before it had launched.
     pub kernels: usize,
     /// Problems that were computed and compared.
@@ -126,12 +126,12 @@ pub struct SelfTest {
 impl SelfTest {
     /// Whether no kernel failed.
     pub fn passed(&self) -> bool {
-        self.groups.iter().all(|g| g.outcome != Outcome::Failed && g.outcome != Outcome::NotRun)
+        self.groups.iter().all(|g| g.outcome != Verdict::Failed && g.outcome != Verdict::NotRun)
     }
 
     /// Whether every group was run, or never can be on this device.
     pub fn is_complete(&self) -> bool {
-        self.groups.iter().all(|g| g.outcome != Outcome::NotRun)
+        self.groups.iter().all(|g| g.outcome != Verdict::NotRun)
     }
 
     /// Every kernel that failed, and how.

@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::store::Store;
 use super::watch::Watch;
-use super::{About, Depth, GRAPHS, Outcome, SelfTest, run};
+use super::{About, Depth, GRAPHS, SelfTest, Verdict, run};
 use crate::device::notice;
 use crate::device::runtime::Runtime;
 use crate::{Error, Result};
@@ -70,7 +70,7 @@ fn verdict(
         let same = report.groups.iter_mut().find(|g| g.name == group.name);
         let same = same.expect("the same program has the same groups");
         same.failed.extend(group.failed.clone());
-        same.outcome = Outcome::Failed;
+        same.outcome = Verdict::Failed;
     }
     if let Some(Err(e)) = folder.map(|folder| Store::at(folder).save(&report)) {
         notice::say(&format!("the self-test of {} will be run again: {e}", about.device));
@@ -106,7 +106,7 @@ fn admitted(runtime: Arc<dyn Runtime>, report: &SelfTest) -> Result<Arc<dyn Runt
             "{kernel}{more}: {why}; the device is not used. tandem doctor --gpu says what to report; `device` cpu runs without it"
         )));
     }
-    let not_run = report.groups.iter().find(|g| g.outcome == Outcome::NotRun);
+    let not_run = report.groups.iter().find(|g| g.outcome == Verdict::NotRun);
     if let Some(group) = not_run {
         let why = group.why.as_deref().unwrap_or("no reason");
         return Err(refused(format!(

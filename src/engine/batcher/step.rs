@@ -16,7 +16,7 @@ use super::super::outcome::Outcome;
 use super::super::sequences::NOT_NUMBERS;
 use super::{Batcher, Event, Finish, Live, Logprobs, StepReport, Token, scores};
 use crate::cache::{KvGeometry, PAGE_TOKENS};
-use crate::program::{Flow, Group, Iteration, Kv, PageMove, Phase, RequestId, Side, SubBatch, Wants};
+use crate::program::{Flow, Group, Iteration, Kv, MoveRequest, Phase, RequestId, Side, SubBatch, Wants};
 use crate::sched::{Decision, Observed};
 use crate::text::NO_TOKEN_LEFT;
 use crate::{Error, Result};
@@ -44,20 +44,40 @@ struct Progress {
     advanced: u32,
 }
 
+/// What is carried out of a decision.
+struct Step {
+    iteration: Iteration,
+    swaps: Vec<(RequestId, Side)>,
+    /// Of each sub-batch, the layer at which it is parked after the step.
+    parked: Vec<Option<u32>>,
+}
+
+impl Step {
+    fn has_rows(&self) -> bool {
+        self.iteration.sub_batches.iter().any(|b| !b.groups.is_empty())
+    }
+}
+
 impl Batcher {
     /// Makes one step. A step that fails is tried again request by request; those that fail alone end with the error,
     /// the others go on, since a failed step does not change stored data.
     pub fn step(&mut self) -> StepReport {
-        self.settle();
+        self.update_homes();
         let decision = self.strategy.plan(&self.queues, &self.limits, &*self.costs);
-        self.queues.admit(&decision);
         let mut done = Progress::default();
-        self.admit(&decision, &mut done);
+        let mut step = self.begin(decision, &mut done);
+        self.run_step(&mut step, &mut done);
+        self.commit(step, done)
+    }
+
+    /// Admits what the decision admits, and keeps of its rows and moves what can be computed now.
+    fn begin(&mut self, decision: Decision, done: &mut Progress) -> Step {
+        self.queues.admit(&decision);
+        self.admit(&decision, done);
         let Decision { mut iteration, mut swaps, .. } = decision;
-        let refused: Vec<RequestId> = done.failed.iter().map(|(id, _)| *id).collect();
-        keep(&mut iteration, |g| !refused.contains(&g.request));
+        keep(&mut iteration, |g| !done.failed.iter().any(|(refused, _)| *refused == g.request));
         self.keep_moves(&mut iteration, &mut swaps);
-        self.begin_with_kept(&mut iteration, &mut done);
+        self.begin_with_kept(&mut iteration, done);
         self.fit_staging(&mut iteration);
         self.want_scores(&mut iteration);
         if iteration.flow == Flow::Async && !self.engine.overlaps() {
@@ -65,34 +85,45 @@ impl Batcher {
             iteration.flow = Flow::Serial;
             iteration.sub_batches.iter_mut().for_each(|b| b.at = None);
         }
-        let rows = iteration.sub_batches.iter().any(|b| !b.groups.is_empty());
-        let moves = !swaps.is_empty() || !iteration.moves.is_empty();
-        let mut parked = Vec::new();
-        if rows || moves {
-            self.want_results(&mut iteration);
-            let predicted = if rows { self.predict(&mut iteration, &swaps) } else { 0.0 };
-            self.unpark(&mut iteration);
-            match self.compute(&mut iteration, &swaps, &mut done) {
-                Ok(now) => {
-                    parked = now;
-                    done.report.flow = rows.then_some(iteration.flow);
-                    done.report.predicted = predicted;
-                    done.report.swapped = swaps.len() + iteration.moves.len();
-                    let (seconds, cohorts, advanced) = (done.report.seconds, done.cohorts, done.advanced);
-                    self.strategy.observe(&Observed { predicted, seconds, cohorts, advanced });
-                }
-                Err(error) => self.one_by_one(&iteration, &swaps, error, &mut done),
-            }
+        Step { iteration, swaps, parked: Vec::new() }
+    }
+
+    /// Computes the rows of a step, and samples.
+    fn run_step(&mut self, step: &mut Step, done: &mut Progress) {
+        let has_rows = step.has_rows();
+        let Step { iteration, swaps, parked } = step;
+        if !has_rows && swaps.is_empty() && iteration.moves.is_empty() {
+            return;
         }
+        self.want_results(iteration);
+        let predicted = if has_rows { self.predict(iteration, swaps) } else { 0.0 };
+        self.unpark(iteration);
+        match self.compute(iteration, swaps, done) {
+            Ok(now) => {
+                *parked = now;
+                done.report.flow = has_rows.then_some(iteration.flow);
+                done.report.predicted = predicted;
+                done.report.swapped = swaps.len() + iteration.moves.len();
+                let (seconds, cohorts, advanced) = (done.report.seconds, done.cohorts, done.advanced);
+                self.strategy.observe(&Observed { predicted, seconds, cohorts, advanced });
+            }
+            Err(error) => self.one_by_one(iteration, swaps, error, done),
+        }
+    }
+
+    /// Counts as stored what the step has stored, and ends the requests that are over.
+    fn commit(&mut self, step: Step, mut done: Progress) -> StepReport {
+        let Step { mut iteration, parked, .. } = step;
         let lost = |id: RequestId| done.failed.iter().any(|(f, _)| *f == id) || done.left_out.contains(&id);
         keep(&mut iteration, |g| !lost(g.request));
         // Between steps hardly any time passes while there are requests.
         self.queues.set_now(self.queues.now() + done.report.seconds);
-        self.queues.commit(&iteration, &parked);
+        let engine = &self.engine;
+        self.queues.commit(&iteration, &parked, |g| (engine.len(g.request) as u32).saturating_sub(g.first));
         self.remember(&iteration, &parked);
         self.watch(&mut done);
         let report = self.close(done);
-        self.settle();
+        self.update_homes();
         report
     }
 
@@ -167,7 +198,7 @@ impl Batcher {
         for &(request, to) in swaps {
             let pages = KvGeometry::pages_for(self.engine.len(request)) as u32;
             if self.engine.side(request).is_some_and(|from| from != to) && pages > 0 {
-                iteration.moves.push(PageMove { request, to, pages: 0..pages });
+                iteration.moves.push(MoveRequest { request, to, pages: 0..pages });
             }
         }
         let seconds = self.costs.iteration(iteration);
@@ -223,7 +254,7 @@ impl Batcher {
 
     /// Updates where sequences live and where their rows are parked: swaps may fail, and a cohort that loses a member
     /// starts over.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn update_homes(&mut self) {
         if !self.engine.has_homes() {
             return;
         }
@@ -233,7 +264,7 @@ impl Batcher {
             .into_iter()
             .flat_map(|(ids, at)| ids.into_iter().map(move |id| (id, at)))
             .collect();
-        self.queues.settle(|id| Some((engine.side(id)?, parked.get(&id).copied())));
+        self.queues.update_homes(|id| Some((engine.side(id)?, parked.get(&id).copied())));
     }
 
     /// Ensures progress.

@@ -36,13 +36,13 @@ struct Load {
 /// the device; and the pages that move during the step, to the host and to the device. (Pages that leave while a step
 /// runs must arrive before they are streamed back.)
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Likeness {
+struct StepKey {
     sub_batches: Vec<[[Load; 2]; 2]>,
     moves: [u32; 2],
 }
 
-impl Likeness {
-    fn of(iteration: &Iteration) -> Likeness {
+impl StepKey {
+    fn of(iteration: &Iteration) -> StepKey {
         let of = |batch: &crate::program::SubBatch| {
             let mut loads = [[Load::default(); 2]; 2];
             for g in &batch.groups {
@@ -63,7 +63,7 @@ impl Likeness {
         for m in &iteration.moves {
             moves[m.to as usize] += m.pages.end - m.pages.start;
         }
-        Likeness { sub_batches: iteration.sub_batches.iter().map(of).collect(), moves: moves.map(about) }
+        StepKey { sub_batches: iteration.sub_batches.iter().map(of).collect(), moves: moves.map(about) }
     }
 }
 
@@ -77,23 +77,23 @@ pub struct FarSteps {
 }
 
 /// See the [module](self).
-pub(in crate::engine) struct Ways {
+pub(in crate::engine) struct FarPolicy {
     fixed: Option<Far>,
     times: Option<StepTimes>,
-    known: HashMap<Likeness, [Far; 2]>,
+    known: HashMap<StepKey, [Far; 2]>,
     steps: FarSteps,
 }
 
-impl Ways {
+impl FarPolicy {
     /// Always uses `far` if given; otherwise the fastest way if there are `times` and staging memory (`staged`), else
     /// attention in place.
-    pub fn new(far: Option<Far>, times: Option<StepTimes>, staged: bool) -> Ways {
+    pub fn new(far: Option<Far>, times: Option<StepTimes>, staged: bool) -> FarPolicy {
         let times = times.filter(|_| far.is_none() && staged);
         let fixed = far.or(if times.is_none() { Some(Far::Attend) } else { None });
-        Ways { fixed, times, known: HashMap::new(), steps: FarSteps::default() }
+        FarPolicy { fixed, times, known: HashMap::new(), steps: FarSteps::default() }
     }
 
-    /// The way that groups state until a step is settled.
+    /// The way that groups state until the step's way is chosen.
     pub fn usual(&self) -> Far {
         self.fixed.unwrap_or(Far::Attend)
     }
@@ -104,7 +104,7 @@ impl Ways {
     }
 
     /// Decides how the groups of a step attend tokens away from the device.
-    pub fn settle(&mut self, placement: &Placement, iteration: &mut Iteration) {
+    pub fn choose_way(&mut self, placement: &Placement, iteration: &mut Iteration) {
         let split = |phase: Phase| {
             let groups = || iteration.sub_batches.iter().flat_map(|b| &b.groups);
             groups().any(|g| g.phase == phase && matches!(g.kv, Kv::Split { .. }))
@@ -116,7 +116,7 @@ impl Ways {
         let ways = match &self.times {
             None => [self.usual(); 2],
             Some(times) => {
-                let likeness = Likeness::of(iteration);
+                let likeness = StepKey::of(iteration);
                 if self.known.len() >= MOST {
                     self.known.clear();
                 }
@@ -183,7 +183,7 @@ mod tests {
         let sizes = Sizes::of_spec(&synth::parse("qwen3-0.6b").unwrap().spec);
         let placement = Placement::all(Side::Device, sizes.layers(), 0);
         let times = StepTimes::new(hardware::named("t4-xeon").unwrap(), sizes);
-        let mut ways = Ways::new(None, Some(times.clone()), true);
+        let mut ways = FarPolicy::new(None, Some(times.clone()), true);
         let step = |boundary: u32| {
             let group = Group {
                 request: RequestId { slot: 0, generation: 0 },
@@ -198,7 +198,7 @@ mod tests {
         let mut chosen = Vec::new();
         for pages in [1, 4, 16, 64, 256, 1024] {
             let mut iteration = step(32 * pages);
-            ways.settle(&placement, &mut iteration);
+            ways.choose_way(&placement, &mut iteration);
             let Kv::Split { far, .. } = iteration.sub_batches[0].groups[0].kv else { unreachable!() };
             let mut of = |far| {
                 set(&mut iteration, [far; 2]);
@@ -213,12 +213,12 @@ mod tests {
         // The user's choice applies, and so does a lack of memory to stream to.
         let mut iteration = step(32);
         for (mut ways, want) in [
-            (Ways::new(Some(Far::Stream), None, true), Far::Stream),
-            (Ways::new(Some(Far::Attend), Some(times.clone()), true), Far::Attend),
-            (Ways::new(None, Some(times), false), Far::Attend),
-            (Ways::new(None, None, true), Far::Attend),
+            (FarPolicy::new(Some(Far::Stream), None, true), Far::Stream),
+            (FarPolicy::new(Some(Far::Attend), Some(times.clone()), true), Far::Attend),
+            (FarPolicy::new(None, Some(times), false), Far::Attend),
+            (FarPolicy::new(None, None, true), Far::Attend),
         ] {
-            ways.settle(&placement, &mut iteration);
+            ways.choose_way(&placement, &mut iteration);
             assert!(matches!(iteration.sub_batches[0].groups[0].kv, Kv::Split { far, .. } if far == want));
             let steps = ways.steps();
             assert_eq!((steps.attend, steps.stream), if want == Far::Attend { (1, 0) } else { (0, 1) });

@@ -7,7 +7,7 @@
 //! | host | with keys and values on the host | the host |
 //!
 //! A [`SequenceKv`] holds a sequence's pages of all three, a [`Pager`] decides which pages change sides (HELM §4: the
-//! oldest full ones, above a watermark), and [`Ways`] how pages that have left are attended. A [`PrefixIndex`] finds pages that
+//! oldest full ones, above a watermark), and [`FarPolicy`] how pages that have left are attended. A [`PrefixIndex`] finds pages that
 //! earlier sequences filled with the same tokens. A step's groups see this
 //! as their [`Kv`].
 
@@ -18,10 +18,10 @@ mod prefix;
 mod sequence;
 mod swap;
 
+pub(super) use far::FarPolicy;
 pub use far::FarSteps;
-pub(super) use far::Ways;
 pub(super) use pager::{Moved, Pager};
-pub(super) use prefix::{Chain, PrefixIndex};
+pub(super) use prefix::{PageChain, PrefixIndex};
 pub(super) use sequence::SequenceKv;
 
 use crate::cache::{KvGeometry, PAGE_TOKENS, PageList};
@@ -54,7 +54,7 @@ pub(super) struct KvStore {
     /// Pages of staging memory that prompts whose keys and values go to the host may use in one step, per layer.
     pub staged: usize,
     /// How tokens away from the device are attended.
-    pub far: Ways,
+    pub far: FarPolicy,
 }
 
 impl KvStore {
@@ -69,7 +69,7 @@ impl KvStore {
             sides: Sides { device: side == Side::Device, host: side == Side::Host },
             pager: Some(Pager::new(device, false)),
             staged: 0,
-            far: Ways::new(None, None, false),
+            far: FarPolicy::new(None, None, false),
         })
     }
 }

@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use super::{KvPages, SequenceKv};
-use crate::cache::{KvGeometry, PAGE_TOKENS, PageMove};
+use crate::cache::{KvGeometry, PAGE_TOKENS, PageCopy};
 use crate::program::{self, Group, Phase, RequestId, Side};
 use crate::{Error, Result};
 
@@ -32,7 +32,7 @@ pub(in crate::engine) struct Moved {
     /// The pages, by position in the sequence.
     pub span: Range<u32>,
     /// The source and destination of each page, in order.
-    pub copies: Vec<PageMove>,
+    pub copies: Vec<PageCopy>,
     /// Whether new tokens went to the host before.
     pub grew_on_host: bool,
 }
@@ -44,18 +44,18 @@ impl Moved {
     }
 
     /// The move in the form of an iteration.
-    pub fn of_iteration(&self) -> program::PageMove {
-        program::PageMove { request: self.request(), to: self.to, pages: self.span.clone() }
+    pub fn of_iteration(&self) -> program::MoveRequest {
+        program::MoveRequest { request: self.request(), to: self.to, pages: self.span.clone() }
     }
 
     /// All moves in the form of an iteration.
-    pub fn all_of_iteration(moved: &[Moved]) -> Vec<program::PageMove> {
+    pub fn all_of_iteration(moved: &[Moved]) -> Vec<program::MoveRequest> {
         moved.iter().map(Moved::of_iteration).collect()
     }
 
     /// Records that the copies have succeeded.
     pub fn finish(&self, pages: &mut KvPages) {
-        PageMove::finish(&self.copies, &mut pages.device, &mut pages.far);
+        PageCopy::finish(&self.copies, &mut pages.device, &mut pages.far);
     }
 
     /// Undoes the move after its copies failed: the pages are back on their old side. No copy may be in flight any

@@ -19,25 +19,25 @@ type Key = [u8; 32];
 
 /// The full pages of a sequence from its start on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::engine) struct Chain {
+pub(in crate::engine) struct PageChain {
     key: Key,
     pages: usize,
 }
 
-impl Chain {
+impl PageChain {
     /// Full pages so far.
     pub fn pages(&self) -> usize {
         self.pages
     }
 
     /// With the next page, of the sequence's `tokens`.
-    fn next(&self, tokens: &[u32]) -> Chain {
+    fn next(&self, tokens: &[u32]) -> PageChain {
         let mut hash = Sha256::new();
         hash.update(self.key);
         for token in &tokens[self.pages * PAGE_TOKENS..(self.pages + 1) * PAGE_TOKENS] {
             hash.update(token.to_le_bytes());
         }
-        Chain { key: hash.finalize().into(), pages: self.pages + 1 }
+        PageChain { key: hash.finalize().into(), pages: self.pages + 1 }
     }
 }
 
@@ -51,8 +51,8 @@ pub(in crate::engine) struct PrefixIndex {
 
 impl PrefixIndex {
     /// Lets an empty sequence begin with the pages of the longest known beginning of `tokens`.
-    pub fn begin(&self, sequence: &mut SequenceKv, pages: &mut KvPages, tokens: &[u32]) -> Chain {
-        let mut chain = Chain::default();
+    pub fn begin(&self, sequence: &mut SequenceKv, pages: &mut KvPages, tokens: &[u32]) -> PageChain {
+        let mut chain = PageChain::default();
         for _ in 0..tokens.len() / PAGE_TOKENS {
             let next = chain.next(tokens);
             let Some(kept) = self.pages.get(&next.key) else { break };
@@ -69,7 +69,7 @@ impl PrefixIndex {
         &mut self,
         sequence: &SequenceKv,
         pages: &mut KvPages,
-        chain: &mut Chain,
+        chain: &mut PageChain,
         tokens: &[u32],
     ) {
         while (chain.pages + 1) * PAGE_TOKENS <= sequence.len().min(tokens.len()) {

@@ -3,7 +3,7 @@
 use super::kept::KeptPage;
 use super::{KvPages, Sides};
 use crate::Result;
-use crate::cache::{BlockTable, PAGE_TOKENS, PageContent, PageList, PageMove, SplitTable};
+use crate::cache::{BlockTable, PAGE_TOKENS, PageContent, PageCopy, PageList, SplitTable};
 use crate::program::{Far, Kv, RequestId, Side};
 
 /// See the [module](self). It must be [`free`](SequenceKv::free)d.
@@ -198,7 +198,7 @@ impl SequenceKv {
         pages: &mut KvPages,
         to_host: bool,
         grew_on_host: bool,
-        copies: &[PageMove],
+        copies: &[PageCopy],
     ) {
         let Some(split) = &mut self.split else { return };
         match to_host {

@@ -2,7 +2,7 @@
 
 use super::pager::Moved;
 use super::{KvPages, SequenceKv};
-use crate::cache::{PAGE_TOKENS, PageMove};
+use crate::cache::{PAGE_TOKENS, PageCopy};
 use crate::program::Side;
 use crate::{Error, Result};
 
@@ -62,7 +62,7 @@ impl SequenceKv {
         seq: usize,
         to: Side,
         far: usize,
-        copies: Vec<PageMove>,
+        copies: Vec<PageCopy>,
         grew_on_host: bool,
     ) -> Option<Moved> {
         let (far, n) = (far as u32, copies.len() as u32);

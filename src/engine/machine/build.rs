@@ -16,11 +16,11 @@ use super::lane::Started;
 use super::lowered::Programs;
 use super::sizes::Sizes;
 use super::work::HostWork;
-use super::{HostSide, RealMachine, Where, load};
+use super::{HostSide, RealMachine, RunInfo, load};
 use crate::cache::{KvGeometry, PagePool};
 use crate::device::{Accelerator, Clock, KernelNeeds, Pinned, load_kernels_beside};
 use crate::engine::host::HostWorkspace;
-use crate::engine::kv::{KvPages, KvStore, Pager, Sides, Ways};
+use crate::engine::kv::{FarPolicy, KvPages, KvStore, Pager, Sides};
 use crate::engine::memory::{Memory, geometry};
 use crate::engine::options::Options;
 use crate::engine::prepare::{Prepared, Units};
@@ -167,9 +167,9 @@ impl RealMachine {
             sides: Sides::of(&placement),
             pager: sizes.far_pages.is_none().then(|| Pager::new(paging.device, paging.staged_far > 0)),
             staged: paging.staged_far,
-            far: Ways::new(options.far, options.times.clone(), paging.streams_far),
+            far: FarPolicy::new(options.far, options.times.clone(), paging.streams_far),
         };
-        let described = Where {
+        let described = RunInfo {
             device: if alone { device_name.to_string() } else { format!("{device_name}+cpu") },
             strategy,
             isa,
@@ -202,7 +202,7 @@ impl RealMachine {
         let pool = Pool::pinned(options.threads);
         let memory = Memory::plan(spec, weights, options, pool.threads())?;
         memory.check()?;
-        let described = Where {
+        let described = RunInfo {
             device: "cpu".into(),
             strategy: "cpu-only",
             isa: options.isa.name().into(),
@@ -237,7 +237,7 @@ impl RealMachine {
     fn empty(
         spec: &ModelSpec,
         placement: Placement,
-        described: Where,
+        described: RunInfo,
         kv: KvStore,
         memory: Memory,
     ) -> RealMachine {
@@ -283,7 +283,7 @@ impl RealMachine {
     #[cfg(test)]
     pub fn pretending(spec: &ModelSpec, kv: KvStore, fails: Option<usize>) -> RealMachine {
         let described =
-            Where { device: "none".into(), strategy: "none", isa: String::new(), threads: 0, kv_type: "" };
+            RunInfo { device: "none".into(), strategy: "none", isa: String::new(), threads: 0, kv_type: "" };
         let memory = Memory { weights: 0, kv: 0, activations: 0 };
         let placement = Placement::all(Side::Host, spec.n_layers, 0);
         let mut machine = RealMachine::empty(spec, placement, described, kv, memory);

@@ -393,7 +393,7 @@ impl DeviceHalf {
     }
 
     /// Copies pages that change sides, in all layers that keep keys and values on the device. Returns the bytes that cross the link.
-    pub fn change_sides(&self, op: &Op, copies: &[cache::PageMove]) -> Result<usize> {
+    pub fn change_sides(&self, op: &Op, copies: &[cache::PageCopy]) -> Result<usize> {
         let moves: Vec<PageMove> = copies
             .iter()
             .map(|m| PageMove { device: m.device, host: m.host, tokens: m.tokens as u32 })

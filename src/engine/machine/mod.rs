@@ -93,7 +93,7 @@ use self::trace::Trace;
 use self::work::HostWork;
 use super::kv::{FarSteps, KvStore, Moved};
 use super::memory::Memory;
-use super::place::Placement as Where;
+use super::place::RunInfo;
 use crate::Result;
 use crate::device::Clock;
 use crate::model::{ModelSpec, RouterProfile};
@@ -114,7 +114,7 @@ pub use self::tiers::Tiers;
 pub(super) struct RealMachine {
     spec: ModelSpec,
     placement: Placement,
-    described: Where,
+    described: RunInfo,
     programs: Programs,
     graphs: Graphs,
     /// Maximum number of sub-batches.
@@ -300,7 +300,7 @@ impl RealMachine {
     }
 
     /// Where the model runs.
-    pub fn place(&self) -> Where {
+    pub fn place(&self) -> RunInfo {
         self.described.clone()
     }
 

@@ -60,7 +60,7 @@ impl RealMachine {
         self.expect(results, steps.len() == 1);
         let mut cohorts = Vec::new();
         for (mut iteration, rows) in steps {
-            self.kv.far.settle(&self.placement, &mut iteration);
+            self.kv.far.choose_way(&self.placement, &mut iteration);
             cohorts = self.step(&iteration, &rows, moved)?;
         }
         Ok(cohorts)

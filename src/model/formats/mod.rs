@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// The files that hold a model's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Files {
-    /// How many.
+    /// Number of files.
     pub count: usize,
     /// Their lengths together.
     pub bytes: u64,

@@ -25,7 +25,7 @@ mod requests;
 
 pub use self::requests::{FEW_REQUESTS, experts_for_requests, experts_on_host};
 
-use super::planner::{Draft, ENDS, Ends, Planner};
+use super::planner::{CandidateDraft, ENDS, Ends, Planner};
 use super::{Candidate, Strategy};
 use crate::plan::cost::Costs;
 use crate::plan::price::{Workload, price};
@@ -250,7 +250,7 @@ impl Found {
         Found { seconds, sides, ends, chunk, on_host }
     }
 
-    fn draft(&self, planner: &Planner<'_>) -> Draft {
+    fn draft(&self, planner: &Planner<'_>) -> CandidateDraft {
         let mut placement = place(planner, self.sides, self.ends, self.on_host);
         if self.on_host.streams {
             placement.stream_rows =
@@ -300,7 +300,13 @@ pub(super) fn ncmoe(planner: &Planner<'_>) -> Candidate {
     }
 }
 
-fn draft(planner: &Planner<'_>, placement: Placement, chunk: u64, sides: Sides, on_host: OnHost) -> Draft {
+fn draft(
+    planner: &Planner<'_>,
+    placement: Placement,
+    chunk: u64,
+    sides: Sides,
+    on_host: OnHost,
+) -> CandidateDraft {
     let n = planner.sizes.layers();
     let experts = match on_host.experts {
         0 => String::new(),
@@ -330,5 +336,5 @@ fn draft(planner: &Planner<'_>, placement: Placement, chunk: u64, sides: Sides, 
     if on_host.blocks > 0 {
         reason += &format!(", the first {} of {n} blocks on the CPU", on_host.blocks);
     }
-    Draft::new(placement, chunk, reason)
+    CandidateDraft::new(placement, chunk, reason)
 }

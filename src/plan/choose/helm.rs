@@ -14,8 +14,8 @@
 //! Every unit is priced three times (on the CPU, on the GPU, streamed) for each length of step; a boundary is then two
 //! sums. Keys and values that the GPU's pages cannot hold may stay on the host ([`Spilled`](super::Spilled)).
 
-use super::baselines::filled;
-use super::planner::{Draft, Planner};
+use super::greedy::filled;
+use super::planner::{CandidateDraft, Planner};
 use super::{Candidate, Strategy};
 use crate::plan::cost::{Direction, Group};
 use crate::plan::prefix::Prefix;
@@ -38,7 +38,7 @@ fn boundary(planner: &Planner<'_>, k: usize, streams: bool, device_pages: u64) -
 }
 
 /// Prefix sums of the units' seconds on each side.
-pub(super) struct Sums {
+pub(super) struct SideSums {
     work: Workload,
     steps: u64,
     host: [Prefix; 2],
@@ -49,8 +49,8 @@ pub(super) struct Sums {
     issue: (f64, f64),
 }
 
-impl Sums {
-    pub(super) fn new(planner: &Planner<'_>, chunk: u64) -> Sums {
+impl SideSums {
+    pub(super) fn new(planner: &Planner<'_>, chunk: u64) -> SideSums {
         let work = planner.request.work(chunk);
         let n = planner.units();
         let price = |placement: &Placement| units(planner.costs, planner.sizes, placement, &work).0;
@@ -72,7 +72,7 @@ impl Sums {
                 false => work.batch as f64 * to(direction, 1),
             }
         };
-        Sums {
+        SideSums {
             work,
             steps: steps.iter().map(|(c, _)| c).sum(),
             host: sums(&host),
@@ -188,7 +188,7 @@ fn search(planner: &Planner<'_>) -> Vec<Found> {
         return Vec::new();
     }
     for chunk in planner.chunks() {
-        let sums = planner.hardware.accelerator.is_some().then(|| Sums::new(planner, chunk));
+        let sums = planner.hardware.accelerator.is_some().then(|| SideSums::new(planner, chunk));
         for k in boundaries.clone() {
             for streams in [false, true] {
                 if streams && (k <= 1 || planner.hardware.accelerator.is_none()) {
@@ -234,7 +234,7 @@ pub(super) fn candidate(planner: &Planner<'_>) -> Candidate {
     let mut few: Vec<Found> = mode(false).chain(mode(true)).copied().collect();
     if few.is_empty() {
         let k = planner.request.fixed.boundary.unwrap_or(n);
-        let mut draft = Draft::new(boundary(planner, k, false, pages), planner.chunks()[0], "");
+        let mut draft = CandidateDraft::new(boundary(planner, k, false, pages), planner.chunks()[0], "");
         draft.k = Some(k);
         return planner.candidate(Strategy::Helm, draft);
     }
@@ -253,11 +253,11 @@ pub(super) fn candidate(planner: &Planner<'_>) -> Candidate {
         let one_side = !f.streams && (f.k == 0 || f.k == n);
         let chunk =
             if one_side && f.device_pages == pages { planner.best_chunk(&placement) } else { f.chunk };
-        let mut draft = Draft::new(placement, chunk, reason);
+        let mut draft = CandidateDraft::new(placement, chunk, reason);
         draft.k = Some(f.k);
         draft
     };
-    let mut drafts: Vec<Draft> = few.into_iter().map(draft).collect();
+    let mut drafts: Vec<CandidateDraft> = few.into_iter().map(draft).collect();
     if planner.hardware.accelerator.is_some() && planner.request.fixed.boundary.is_none() {
         // What filling finds is a boundary, too, and its step is not searched: it must not win by a rounding.
         let filled = filled(planner);

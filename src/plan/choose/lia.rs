@@ -6,8 +6,8 @@
 
 mod pins;
 
-use self::pins::{Kinds, Order, Pins};
-use super::planner::{Draft, ENDS, Planner};
+use self::pins::{BlockKinds, Order, Pins};
+use super::planner::{CandidateDraft, ENDS, Planner};
 use super::{Candidate, Strategy};
 use crate::plan::cost::{Batch, Group};
 use crate::plan::roofline::Roofline;
@@ -25,7 +25,7 @@ type Vectors = [(Policy, Policy); 3];
 pub(super) fn candidate(planner: &Planner<'_>) -> Candidate {
     if planner.hardware.accelerator.is_none() {
         let placement = Placement::all(Side::Device, planner.sizes.layers(), planner.pages());
-        return planner.candidate(Strategy::Lia, Draft::new(placement, planner.chunks()[0], ""));
+        return planner.candidate(Strategy::Lia, CandidateDraft::new(placement, planner.chunks()[0], ""));
     }
     let all = kinds(planner);
     let mut tried: Vec<Tried> = Vec::new();
@@ -49,13 +49,13 @@ struct Tried {
     /// Which of the kinds.
     kinds: usize,
     pins: Pins,
-    draft: Draft,
+    draft: CandidateDraft,
 }
 
 /// Tries neighbours of the fastest, with a block more or less of each kind, for as long as one is faster: the closed form finds the
 /// region, programs the place in it. Then the same among those whose pinned blocks all have their keys and values on the GPU: with some
 /// that do not, pages cross beside weights, and the way from one region to the other is uphill, or through other sides of the ends.
-fn climb(planner: &Planner<'_>, all: &[Kinds], tried: &mut Vec<Tried>) {
+fn climb(planner: &Planner<'_>, all: &[BlockKinds], tried: &mut Vec<Tried>) {
     climb_among(planner, all, tried, &|_| true);
     let alone = |pins: Pins| pins.counts[1] == 0;
     let Some(at) = fastest(tried, &alone) else { return };
@@ -70,7 +70,12 @@ fn fastest(tried: &[Tried], among: &dyn Fn(Pins) -> bool) -> Option<usize> {
     (0..tried.len()).filter(|&i| among(tried[i].pins)).min_by(|a, b| seconds(a).total_cmp(&seconds(b)))
 }
 
-fn climb_among(planner: &Planner<'_>, all: &[Kinds], tried: &mut Vec<Tried>, among: &dyn Fn(Pins) -> bool) {
+fn climb_among(
+    planner: &Planner<'_>,
+    all: &[BlockKinds],
+    tried: &mut Vec<Tried>,
+    among: &dyn Fn(Pins) -> bool,
+) {
     let Some(mut at) = fastest(tried, among) else { return };
     loop {
         let Tried { kinds, pins, .. } = tried[at];
@@ -85,7 +90,7 @@ fn climb_among(planner: &Planner<'_>, all: &[Kinds], tried: &mut Vec<Tried>, amo
 /// Runs the programs of these pins, of those that fit and were not run before.
 fn try_all(
     planner: &Planner<'_>,
-    all: &[Kinds],
+    all: &[BlockKinds],
     tried: &mut Vec<Tried>,
     kinds: usize,
     pins: impl Iterator<Item = Pins>,
@@ -103,7 +108,7 @@ fn try_all(
 /// Vectors worth trying: the best by the paper's costs; the same for transfers under compute, which programs have; where the machine's
 /// CPU attends slower than it multiplies by its own rate, too; and each with decode attention where the keys and values are: pages
 /// that come to the device queue up behind the weights of later blocks, which no closed form has.
-fn kinds(planner: &Planner<'_>) -> Vec<Kinds> {
+fn kinds(planner: &Planner<'_>) -> Vec<BlockKinds> {
     let printed = Roofline::serial(planner.hardware, planner.sizes);
     let measured = Roofline::serial_measured(planner.hardware, planner.sizes);
     let slow = planner.hardware.efficiency.cpu_attention < 1.0;
@@ -135,7 +140,7 @@ fn kinds(planner: &Planner<'_>) -> Vec<Kinds> {
             }
         }
     }
-    found.into_iter().map(|(vectors, notes)| Kinds::new(vectors, notes)).collect()
+    found.into_iter().map(|(vectors, notes)| BlockKinds::new(vectors, notes)).collect()
 }
 
 /// The same with attention on the host.

@@ -1,6 +1,6 @@
 //! What the strategies share: a draft of a placement, how it is measured, predicted and turned into a candidate.
 
-use super::{Candidate, Request, Strategy};
+use super::{Candidate, PlanRequest, Strategy};
 use crate::plan::bytes::Bytes;
 use crate::plan::cost::Costs;
 use crate::plan::experts::ExpertCounts;
@@ -23,14 +23,14 @@ pub(super) const ENDS: [Ends; 3] =
 pub(super) struct Planner<'a> {
     pub sizes: &'a Sizes,
     pub hardware: &'a Hardware,
-    pub request: &'a Request,
+    pub request: &'a PlanRequest,
     pub costs: &'a dyn Costs,
     pub bytes: &'a dyn Bytes,
 }
 
 /// A placement with its rows, before it is turned into a candidate.
 #[derive(Clone)]
-pub(super) struct Draft {
+pub(super) struct CandidateDraft {
     pub placement: Placement,
     pub chunk: u64,
     /// How tokens whose pages have left the GPU are attended.
@@ -44,9 +44,9 @@ pub(super) struct Draft {
     pub run: Option<std::result::Result<PredictedRun, String>>,
 }
 
-impl Draft {
-    pub fn new(placement: Placement, chunk: u64, reason: impl Into<String>) -> Draft {
-        Draft {
+impl CandidateDraft {
+    pub fn new(placement: Placement, chunk: u64, reason: impl Into<String>) -> CandidateDraft {
+        CandidateDraft {
             placement,
             chunk,
             far: Some(Far::Attend),
@@ -74,7 +74,7 @@ impl Planner<'_> {
         self.bytes.memory(placement, chunk, self.bytes.ways()[0])
     }
 
-    pub fn memory_of(&self, draft: &Draft) -> Memory {
+    pub fn memory_of(&self, draft: &CandidateDraft) -> Memory {
         self.bytes.memory(&draft.placement, draft.chunk, draft.far)
     }
 
@@ -85,7 +85,7 @@ impl Planner<'_> {
     }
 
     /// Predicts by programs.
-    pub fn predict(&self, draft: &mut Draft) {
+    pub fn predict(&self, draft: &mut CandidateDraft) {
         let work = self.request.work(draft.chunk);
         let run = programs_with(self.costs, self.sizes, &draft.placement, &work, draft.far);
         // A placement that cannot be lowered cannot run.
@@ -133,7 +133,7 @@ impl Planner<'_> {
 
     /// What the run draws and costs.
     pub fn energy(&self, run: &PredictedRun) -> Option<Energy> {
-        let Request { batch, gen_len, .. } = *self.request;
+        let PlanRequest { batch, gen_len, .. } = *self.request;
         let phases = [run.prefill, run.decode].into_iter().zip(run.busy);
         let (host, gpu) = phases.fold((0.0, 0.0), |(host, gpu), (t, b)| (host + t * b.host, gpu + t * b.gpu));
         let total = run.total();
@@ -142,7 +142,7 @@ impl Planner<'_> {
     }
 
     /// The draft as a candidate: predicted, measured, and infeasible if it does not fit.
-    pub fn candidate(&self, strategy: Strategy, mut draft: Draft) -> Candidate {
+    pub fn candidate(&self, strategy: Strategy, mut draft: CandidateDraft) -> Candidate {
         let memory = self.memory_of(&draft);
         let lack = memory.lack();
         let weights = self.hardware.weights.as_ref().filter(|_| memory.nodes.is_some());
@@ -217,18 +217,18 @@ impl Planner<'_> {
     }
 
     /// The draft in each way to attend tokens whose pages have left the GPU.
-    pub fn in_every_way(&self, draft: Draft) -> Vec<Draft> {
+    pub fn in_every_way(&self, draft: CandidateDraft) -> Vec<CandidateDraft> {
         let ways = self.bytes.ways();
         let ways = if self.bytes.pages_move(&draft.placement) { ways } else { &ways[..1] };
         let known = |far| if far == draft.far { draft.run.clone() } else { None };
-        ways.iter().map(|&far| Draft { far, run: known(far), ..draft.clone() }).collect()
+        ways.iter().map(|&far| CandidateDraft { far, run: known(far), ..draft.clone() }).collect()
     }
 
     /// The fastest of the drafts by their programs, of those that fit; if none does, the one that needs the least on the GPU.
-    pub fn fastest(&self, drafts: Vec<Draft>, strategy: Strategy) -> Candidate {
+    pub fn fastest(&self, drafts: Vec<CandidateDraft>, strategy: Strategy) -> Candidate {
         // Memory for streamed pages has to pay.
         const PAYS: f64 = 1.0 - 1e-6;
-        let mut drafts: Vec<Draft> = drafts.into_iter().flat_map(|d| self.in_every_way(d)).collect();
+        let mut drafts: Vec<CandidateDraft> = drafts.into_iter().flat_map(|d| self.in_every_way(d)).collect();
         let memory: Vec<Memory> = drafts.iter().map(|d| self.memory_of(d)).collect();
         if drafts.len() > 1 && self.hardware.accelerator.is_some() {
             let fitting = drafts.iter_mut().zip(&memory).filter(|(d, m)| d.run.is_none() && m.fits());

@@ -119,7 +119,7 @@ impl Fixed {
 
 /// What is to be run, and what the user fixed.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Request {
+pub struct PlanRequest {
     /// Tokens of a prompt.
     pub prompt: u64,
     /// Decode steps.
@@ -173,7 +173,7 @@ pub fn countable(sizes: &Sizes, batch: u64, context: u64) -> Result<()> {
     }
 }
 
-impl Request {
+impl PlanRequest {
     /// Whether it makes sense for `sizes`.
     ///
     /// # Errors

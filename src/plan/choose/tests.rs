@@ -7,8 +7,8 @@ fn sizes(name: &str) -> Sizes {
     Sizes::of_spec(&synth::parse(name).unwrap().spec)
 }
 
-fn request() -> Request {
-    Request {
+fn request() -> PlanRequest {
+    PlanRequest {
         prompt: 512,
         gen_len: 128,
         batch: 1,
@@ -24,11 +24,11 @@ fn of(plan: &Plan, strategy: Strategy) -> &Candidate {
 }
 
 /// By the roofline.
-fn plan(sizes: &Sizes, hardware: &Hardware, request: &Request, strategies: &[Strategy]) -> Result<Plan> {
+fn plan(sizes: &Sizes, hardware: &Hardware, request: &PlanRequest, strategies: &[Strategy]) -> Result<Plan> {
     plan_with(sizes, hardware, request, strategies, &Roofline::new(hardware, sizes))
 }
 
-fn all(model: &str, machine: &str, request: &Request) -> Plan {
+fn all(model: &str, machine: &str, request: &PlanRequest) -> Plan {
     plan(&sizes(model), &hardware::named(machine).unwrap(), request, &Strategy::ALL).unwrap()
 }
 
@@ -41,11 +41,11 @@ fn the_search_and_the_price_agree_on_every_boundary() {
         [(0.0, 512, 1, 512), (0.0, 700, 3, 256), (0.02, 100, 4, 300), (0.0, 1, 1, 1)]
     {
         (h.efficiency.cpu_issue_s, h.efficiency.gpu_issue_s) = (issue, issue / 2.0);
-        let request = Request { prompt, batch, ..request() };
+        let request = PlanRequest { prompt, batch, ..request() };
         let costs = Roofline::new(&h, &s);
         let bytes = request.outline(&s, &h);
         let planner = Planner { sizes: &s, hardware: &h, request: &request, costs: &costs, bytes: &bytes };
-        let sums = helm::Sums::new(&planner, chunk);
+        let sums = helm::SideSums::new(&planner, chunk);
         for k in 0..=s.units() {
             for streams in [false, true].into_iter().filter(|&streams| !streams || k > 1) {
                 let mut p = Placement::boundary(k, s.layers(), planner.pages(), planner.pages());
@@ -65,7 +65,7 @@ fn the_search_takes_less_than_50_ms_for_128_layers() {
     let spec = synth::parse("llama-3.1-70b,layers=128").unwrap().spec;
     let (s, mut h) = (Sizes::of_spec(&spec), hardware::named("l40s-epyc").unwrap());
     h.cpu.dram_bytes = 512e9;
-    let request = Request { prompt: 4096, batch: 8, ..request() };
+    let request = PlanRequest { prompt: 4096, batch: 8, ..request() };
     let best = |work: &dyn Fn()| {
         let timed = (0..10).map(|_| {
             let begun = std::time::Instant::now();
@@ -99,7 +99,7 @@ fn a_model_larger_than_the_gpu_is_split_and_helm_is_never_worse_than_greedy() {
         ("llama-3.1-8b", "rtx4060-laptop", 16, 2048),
         ("opt-30b", "a100-spr", 64, 256),
     ] {
-        let plan = all(model, machine, &Request { batch, prompt, ..request() });
+        let plan = all(model, machine, &PlanRequest { batch, prompt, ..request() });
         let (helm, greedy) = (of(&plan, Strategy::Helm), of(&plan, Strategy::Greedy));
         assert!(!of(&plan, Strategy::GpuOnly).feasible, "{model}");
         assert!(
@@ -126,14 +126,14 @@ fn a_model_larger_than_the_gpu_is_split_and_helm_is_never_worse_than_greedy() {
 /// HELM's published split, with keys, values, activations and kernels counted.
 #[test]
 fn the_published_boundary_on_the_small_machine() {
-    let plan = all("qwen3-8b", "rtx4060-laptop", &Request { prompt: 128, gen_len: 128, ..request() });
+    let plan = all("qwen3-8b", "rtx4060-laptop", &PlanRequest { prompt: 128, gen_len: 128, ..request() });
     let helm = of(&plan, Strategy::Helm);
     assert_eq!((helm.k, helm.cpu_units, helm.gpu_units), (Some(21), 21, 17), "{:?}", helm.memory);
 }
 
 #[test]
 fn long_prompts_are_streamed_and_short_ones_computed_in_place() {
-    let run = |prompt| all("qwen3-14b", "rtx3090-epyc", &Request { prompt, gen_len: 32, ..request() });
+    let run = |prompt| all("qwen3-14b", "rtx3090-epyc", &PlanRequest { prompt, gen_len: 32, ..request() });
     let (short, long) = (run(16), run(4096));
     assert!(!of(&short, Strategy::Helm).reason.contains("streamed"), "{}", of(&short, Strategy::Helm).reason);
     assert!(of(&long, Strategy::Helm).reason.contains("streamed to the GPU for prompts"));
@@ -142,7 +142,7 @@ fn long_prompts_are_streamed_and_short_ones_computed_in_place() {
 /// A short prompt, weights that do not fit: greedy filling has HELM's boundary, and HELM is who is named.
 #[test]
 fn of_equals_a_system_wins_over_its_baseline() {
-    let plan = all("qwen3-14b", "rtx3090-epyc", &Request { prompt: 64, gen_len: 64, ..request() });
+    let plan = all("qwen3-14b", "rtx3090-epyc", &PlanRequest { prompt: 64, gen_len: 64, ..request() });
     let (helm, greedy) = (of(&plan, Strategy::Helm), of(&plan, Strategy::Greedy));
     assert_eq!((helm.k, greedy.k), (Some(8), Some(8)));
     assert_eq!(plan.candidates[plan.chosen.unwrap()].strategy, Strategy::Helm);
@@ -154,7 +154,7 @@ fn of_equals_a_system_wins_over_its_baseline() {
 fn vectors_change_with_the_batch() {
     let run = |batch| {
         let h = hardware::named("a100-spr").unwrap();
-        let request = Request { prompt: 32, gen_len: 32, batch, ..request() };
+        let request = PlanRequest { prompt: 32, gen_len: 32, batch, ..request() };
         plan(&sizes("opt-30b"), &h, &request, &[Strategy::Lia]).unwrap().candidates.remove(0)
     };
     assert_eq!(run(1).decode_policy, Some([1, 1, 1, 1, 1, 1]));
@@ -169,7 +169,7 @@ fn vectors_change_with_the_batch() {
 #[test]
 fn contexts_beyond_the_gpu_spill_and_are_attended_where_it_is_faster() {
     let mut h = hardware::named("rtx4090-desktop").unwrap();
-    let request = Request { prompt: 120_000, gen_len: 64, ..request() };
+    let request = PlanRequest { prompt: 120_000, gen_len: 64, ..request() };
     let s = sizes("llama-3.1-8b");
     let helm = |h: &Hardware| plan(&s, h, &request, &[Strategy::Helm]).unwrap().candidates.remove(0);
     let split = helm(&h);
@@ -215,12 +215,12 @@ fn requests_that_make_no_sense() {
     let s = sizes("opt-125m");
     let h = hardware::named("a10-xeon").unwrap();
     for (request, want) in [
-        (Request { prompt: 0, ..request() }, "at least 1"),
-        (Request { batch: 0, ..request() }, "at least 1"),
-        (Request { prompt: 4000, ..request() }, "opt-125m was made for 2048"),
-        (Request { prompt: u64::MAX, ..request() }, "was made for"),
-        (Request { batch: u64::MAX, ..request() }, "more than can be planned for"),
-        (Request { batch: 1 << 50, ..request() }, "more than can be planned for"),
+        (PlanRequest { prompt: 0, ..request() }, "at least 1"),
+        (PlanRequest { batch: 0, ..request() }, "at least 1"),
+        (PlanRequest { prompt: 4000, ..request() }, "opt-125m was made for 2048"),
+        (PlanRequest { prompt: u64::MAX, ..request() }, "was made for"),
+        (PlanRequest { batch: u64::MAX, ..request() }, "more than can be planned for"),
+        (PlanRequest { batch: 1 << 50, ..request() }, "more than can be planned for"),
     ] {
         let error = plan(&s, &h, &request, &Strategy::ALL).unwrap_err().to_string();
         assert!(error.contains(want), "{want}: {error}");
@@ -235,7 +235,7 @@ fn large_numbers_are_counted_or_refused() {
         let s = sizes(model);
         for batch in (0..50).map(|i| 1u64 << i) {
             for prompt in (0..28).map(|i| 1u64 << i).filter(|n| n + 1 < s.spec.max_context as u64) {
-                let request = Request { prompt, gen_len: 1, batch, chunk: Some(512), ..request() };
+                let request = PlanRequest { prompt, gen_len: 1, batch, chunk: Some(512), ..request() };
                 if request.check(&s).is_ok() {
                     plan(&s, &h, &request, &[Strategy::CpuOnly, Strategy::Stream, Strategy::Lia]).unwrap();
                     crate::plan::batch_policies(&Roofline::serial(&h, &s), &s, batch, prompt, false);
@@ -248,7 +248,8 @@ fn large_numbers_are_counted_or_refused() {
 #[test]
 fn a_limit_that_the_user_set_is_kept() {
     for gpu_memory in [2_000_000_000, 4_000_000_000, 6_000_000_000] {
-        let plan = all("qwen3-8b", "rtx4060-laptop", &Request { gpu_memory: Some(gpu_memory), ..request() });
+        let plan =
+            all("qwen3-8b", "rtx4060-laptop", &PlanRequest { gpu_memory: Some(gpu_memory), ..request() });
         for c in plan.candidates.iter().filter(|c| c.feasible) {
             assert!(c.memory.gpu.total <= gpu_memory);
         }
@@ -262,7 +263,8 @@ fn filling_takes_one_rung_after_the_other() {
         let mut h = h.clone();
         h.cpu.dram_bytes = dram;
         h.accelerator.as_mut().unwrap().0.mem_bytes = gpu as f64;
-        let request = Request { prompt: 8000, gen_len: 192, batch: 4, gpu_memory: Some(gpu), ..request() };
+        let request =
+            PlanRequest { prompt: 8000, gen_len: 192, batch: 4, gpu_memory: Some(gpu), ..request() };
         plan(&s, &h, &request, &[Strategy::Greedy]).unwrap().candidates.remove(0)
     };
     let filled = |gpu: u64| filled_beside(64e9, gpu);

@@ -10,7 +10,7 @@ use crate::plan::Sizes;
 use crate::plan::cost::{self, Scan};
 use crate::plan::operation::list_words;
 use crate::program::{
-    Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, PageMove, Phase, Placement, RequestId, Side,
+    Flow, Group, Iteration, Kind, Kv, LayerPlacement, MoveRequest, Op, Phase, Placement, RequestId, Side,
     SubBatch, Wants, Work, cohort_pieces, copy_lanes_pay, lower, waits,
 };
 
@@ -21,7 +21,7 @@ const PRICED: usize = 4;
 const MOST_RUNS: usize = 4;
 
 /// Which layers are alike.
-pub(super) struct Kinds {
+pub(super) struct LayerKinds {
     /// Each kind's first layer, and how many there are.
     pub counts: Vec<(usize, usize)>,
     /// For each layer, the first of its kind.
@@ -42,8 +42,8 @@ pub(super) struct Kinds {
     streams_weights: bool,
 }
 
-impl Kinds {
-    pub fn of(sizes: &Sizes, placement: &Placement) -> Kinds {
+impl LayerKinds {
+    pub fn of(sizes: &Sizes, placement: &Placement) -> LayerKinds {
         let mut counts: Vec<(usize, usize)> = Vec::new();
         let mut runs: Vec<(usize, usize, usize)> = Vec::new();
         let mut windows = vec![None];
@@ -71,7 +71,7 @@ impl Kinds {
             |at: &LayerPlacement| at.kv == Side::Host && at.decode.attention() == Some(Side::Device);
         let streams_decode = placement.layers.iter().any(streams);
         let streams_prompts = placement.layers.iter().any(|at| at.kv == Side::Host);
-        Kinds {
+        LayerKinds {
             streams_decode,
             streams_prompts,
             pieces: cohort_pieces(placement),
@@ -99,8 +99,8 @@ impl Kinds {
         self.windows.iter().position(|w| *w == window).expect("a window of some layer")
     }
 
-    /// Where a layer is: its run, and its place in it as far as it matters. Beside copies that others wait for each place is its own:
-    /// who comes before one costs nothing.
+    /// Where a layer is: its run, and its position in the run as far as prices depend on it. In steps with copies that other operations
+    /// wait for, each layer keeps a position of its own: how much of a copy is hidden depends on the layers before it.
     fn place(&self, layer: u32, copies: bool) -> (usize, Place) {
         let layer = layer as usize;
         let run = self.runs.iter().rposition(|&(first, _)| first <= layer).unwrap_or(0);
@@ -114,7 +114,7 @@ impl Kinds {
     }
 }
 
-/// See [`Kinds::place`].
+/// See [`LayerKinds::place`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Place {
     /// So many layers behind the first of the run.
@@ -144,7 +144,7 @@ pub(super) struct RowSums {
 
 impl RowSums {
     /// Sums of the classes of a sub-batch, or of the pieces that a cohort is attended in.
-    pub fn of(batch: &SubBatch, kinds: &Kinds, pieces: u32) -> Vec<RowSums> {
+    pub fn of(batch: &SubBatch, kinds: &LayerKinds, pieces: u32) -> Vec<RowSums> {
         let cuts = cuts(batch, kinds, pieces);
         let windows = &kinds.windows;
         let page = PAGE_TOKENS as u32;
@@ -186,7 +186,7 @@ impl RowSums {
 }
 
 /// Where pieces of a cohort begin, but for the first of a class: as [`lower()`](crate::program::lower()) cuts them.
-fn cuts(batch: &SubBatch, kinds: &Kinds, pieces: u32) -> Vec<u32> {
+fn cuts(batch: &SubBatch, kinds: &LayerKinds, pieces: u32) -> Vec<u32> {
     let mut cuts = Vec::new();
     if pieces <= 1 {
         return cuts;
@@ -206,7 +206,7 @@ fn cuts(batch: &SubBatch, kinds: &Kinds, pieces: u32) -> Vec<u32> {
 pub(super) struct Sums(Vec<Vec<RowSums>>);
 
 impl Sums {
-    pub fn of(iteration: &Iteration, kinds: &Kinds) -> Sums {
+    pub fn of(iteration: &Iteration, kinds: &LayerKinds) -> Sums {
         let of = |(b, batch): (usize, &SubBatch)| {
             let cohort = iteration.flow == Flow::Async && b > 0;
             RowSums::of(batch, kinds, if cohort { kinds.pieces } else { 1 })
@@ -220,7 +220,7 @@ impl Sums {
     }
 
     /// Tokens whose keys and values are read, in the mean over the layers.
-    pub fn stored(&self, sizes: &Sizes, kinds: &Kinds) -> u64 {
+    pub fn stored(&self, sizes: &Sizes, kinds: &LayerKinds) -> u64 {
         sizes.mean_by_window(|window| {
             let at = kinds.window(window);
             self.0.iter().flatten().map(|c| c.scans[at][0].kv_tokens).sum()
@@ -265,7 +265,7 @@ struct Waiter {
 
 /// Moves of pages to one side that somebody waits for: up to the last that he waits for, from where another's end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Moved {
+pub(super) struct MovesToSide {
     pub to: Side,
     /// `None`: no rows of this step.
     by: Option<Waiter>,
@@ -273,9 +273,9 @@ pub(super) struct Moved {
     pub pages: Vec<u64>,
 }
 
-impl Moved {
+impl MovesToSide {
     /// The moves of an iteration, to the host first. Copies of one direction run in the order of the moves.
-    pub fn of(iteration: &Iteration, kinds: &Kinds) -> Vec<Moved> {
+    pub fn of(iteration: &Iteration, kinds: &LayerKinds) -> Vec<MovesToSide> {
         if iteration.moves.is_empty() {
             return Vec::new();
         }
@@ -305,7 +305,7 @@ impl Moved {
                 let last = by(at).is_some() && (at + 1..moves.len()).all(|later| by(later) != by(at));
                 if last || at + 1 == moves.len() {
                     let pages = moves[begin..=at].iter().map(|m| u64::from(m.pages.end - m.pages.start));
-                    all.push(Moved { to, by: by(at), pages: pages.collect() });
+                    all.push(MovesToSide { to, by: by(at), pages: pages.collect() });
                     begin = at + 1;
                 }
             }
@@ -356,9 +356,9 @@ impl Shape {
     pub fn of(
         placement: &Placement,
         iteration: &Iteration,
-        kinds: &Kinds,
+        kinds: &LayerKinds,
         sums: &Sums,
-        moved: &[Moved],
+        moved: &[MovesToSide],
     ) -> Shape {
         let class = |c: &RowSums| {
             let wanted = match c.wanted {
@@ -417,7 +417,7 @@ impl Shape {
             let request = group.map_or(stranger, |g| g.request);
             let whole = group.map_or(0, |g| g.first / PAGE_TOKENS as u32);
             let adds = by.is_some_and(|by| by.adds);
-            PageMove { request, to, pages: 0..(whole + u32::from(adds)).max(1) }
+            MoveRequest { request, to, pages: 0..(whole + u32::from(adds)).max(1) }
         });
         let moves = moves.collect();
         Iteration { sub_batches, moves, flow: self.flow, pick: self.pick, top: false }
@@ -465,7 +465,7 @@ impl Alike {
     }
 
     /// Calls `each` with operations that have the numbers of a step: a copy for each request, or all at once.
-    pub fn filled(&self, sums: &Sums, sizes: &Sizes, kinds: &Kinds, mut each: impl FnMut(&Op)) {
+    pub fn filled(&self, sums: &Sums, sizes: &Sizes, kinds: &LayerKinds, mut each: impl FnMut(&Op)) {
         let of = &self.op;
         let classes = &sums.0[of.sub_batch as usize][of.groups.start as usize..of.groups.end as usize];
         let logits = of.wanted_only || matches!(of.kind, Kind::Head { .. } | Kind::Pick);
@@ -509,7 +509,7 @@ pub(super) struct Template {
 impl Template {
     /// # Errors
     /// The shape cannot be lowered.
-    pub fn new(shape: &Shape, placement: &Placement, kinds: &Kinds) -> Result<Template> {
+    pub fn new(shape: &Shape, placement: &Placement, kinds: &LayerKinds) -> Result<Template> {
         let mut ops = Vec::new();
         let mut program = |layers: &[usize]| program(shape, placement, kinds, layers, &mut ops);
         // Copies of a prompt's pages run ahead by what the layers before leave of time, and end early in the last one; copies of whole
@@ -540,7 +540,7 @@ impl Template {
 fn program(
     shape: &Shape,
     placement: &Placement,
-    kinds: &Kinds,
+    kinds: &LayerKinds,
     of_runs: &[usize],
     ops: &mut Vec<Alike>,
 ) -> Result<Run> {

@@ -85,7 +85,7 @@ fn stages_and_operations_add_up() {
     }
     for placement in [Placement::all(Side::Host, 36, 100), mixed, streamed(&s, 100)] {
         let (run, _) = both(&h, &s, &placement, &work);
-        let sum = |f: fn(&Stage) -> f64| run.stages.iter().map(f).sum::<f64>();
+        let sum = |f: fn(&UnitRun) -> f64| run.stages.iter().map(f).sum::<f64>();
         assert!((sum(|s| s.prefill_s) - run.prefill).abs() < 1e-9);
         assert!((40.0 * sum(|s| s.decode_step_s) - run.decode).abs() < 1e-9);
         assert_eq!(run.stages.iter().map(|s| s.units).sum::<usize>(), 38);

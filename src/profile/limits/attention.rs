@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// What copied beside attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Copies {
+pub enum CopyLoad {
     /// The device, both ways.
     Link,
     /// A thread, for want of a device.
@@ -40,7 +40,7 @@ pub struct HostAttention {
     /// The same while copies run.
     pub beside_copies_bw: f64,
     /// What copied.
-    pub copies: Copies,
+    pub copies: CopyLoad,
 }
 
 /// Query heads, KV heads and elements of a head: those of Llama 3 8B.
@@ -66,12 +66,12 @@ impl HostAttention {
         effort: Effort,
     ) -> Result<HostAttention> {
         let copies = match (runtime, pool.threads()) {
-            (Some(_), _) => Copies::Link,
-            (None, 1) => Copies::None,
-            (None, _) => Copies::Thread,
+            (Some(_), _) => CopyLoad::Link,
+            (None, 1) => CopyLoad::None,
+            (None, _) => CopyLoad::Thread,
         };
         // Not pinned: `pool` has pinned this thread to a core, and its workers sleep on theirs.
-        let few = (copies == Copies::Thread).then(|| Pool::new(pool.threads() - 1));
+        let few = (copies == CopyLoad::Thread).then(|| Pool::new(pool.threads() - 1));
         let pool = few.as_ref().unwrap_or(pool);
         let mut batches = Batches::new(pool, effort)?;
         let (mut alone, mut beside) = (Samples::default(), Samples::default());
@@ -79,12 +79,12 @@ impl HostAttention {
         for _ in 0..if effort == Effort::Full { 3 } else { 1 } {
             alone.push(batches.time(pool, effort)?);
             beside.push(match copies {
-                Copies::Link => {
+                CopyLoad::Link => {
                     let runtime = runtime.expect("a link has a device");
                     beside_link(runtime, effort, || batches.time(pool, effort))?
                 }
-                Copies::Thread => beside_thread(effort, || batches.time(pool, effort))?,
-                Copies::None => alone.median(),
+                CopyLoad::Thread => beside_thread(effort, || batches.time(pool, effort))?,
+                CopyLoad::None => alone.median(),
             });
         }
         let bw = |s: &Samples| batches.bytes as f64 / s.median().max(1e-9);
@@ -233,7 +233,7 @@ mod tests {
         let device = open(&Kind::Emulated(Emulation::Functions), Some(64 << 20)).unwrap();
         let runtime = device.runtime().clone();
         for (threads, runtime, copies) in
-            [(1, None, Copies::None), (2, None, Copies::Thread), (2, Some(&runtime), Copies::Link)]
+            [(1, None, CopyLoad::None), (2, None, CopyLoad::Thread), (2, Some(&runtime), CopyLoad::Link)]
         {
             let found = HostAttention::measure(&Pool::new(threads), runtime, Effort::Quick).unwrap();
             assert_eq!((found.copies, found.threads), (copies, if runtime.is_some() { 2 } else { 1 }));

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::attention::{Copies, HostAttention};
+pub use self::attention::{CopyLoad, HostAttention};
 pub use self::device::DeviceLimits;
 pub(super) use self::device_time::device_time;
 pub use self::hand_over::{HandOver, LaneLimits};

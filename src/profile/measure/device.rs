@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::grid::{Deadline, Grid, Pace, Point};
+use super::grid::{Grid, Point, PointPace, TimeBudget};
 use super::{Subject, walk};
 use crate::Result;
 use crate::cache::PAGE_TOKENS;
@@ -61,9 +61,9 @@ pub(super) fn measure(
     let n_kinds = kinds.iter().max().map_or(0, |k| k + 1);
     let mut of = vec![OfLayer::default(); n_kinds];
     let (mut embed, mut head, mut pick) = (Vec::new(), Vec::new(), Vec::new());
-    let deadline = Deadline::new(subject.effort);
+    let deadline = TimeBudget::new(subject.effort);
     for &point in grid.points() {
-        if deadline.pace() != Pace::Over {
+        if deadline.pace() != PointPace::Over {
             rig.time(point, &mut of, [&mut embed, &mut head, &mut pick])?;
         }
         progress();

@@ -109,14 +109,14 @@ impl Grid {
 }
 
 /// Time for all points of one side: when it is over, points are timed once; when twice as much is, no more at all.
-pub(super) struct Deadline {
+pub(super) struct TimeBudget {
     begun: Instant,
     time: Duration,
 }
 
 /// How often a point is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pace {
+pub(super) enum PointPace {
     /// As often as the effort says.
     Calm,
     /// Once.
@@ -125,20 +125,20 @@ pub(super) enum Pace {
     Over,
 }
 
-impl Deadline {
-    pub fn new(effort: Effort) -> Deadline {
+impl TimeBudget {
+    pub fn new(effort: Effort) -> TimeBudget {
         let time = match effort {
             Effort::Quick => Duration::from_secs(4),
             Effort::Full => Duration::from_secs(25),
         };
-        Deadline { begun: Instant::now(), time }
+        TimeBudget { begun: Instant::now(), time }
     }
 
-    pub fn pace(&self) -> Pace {
+    pub fn pace(&self) -> PointPace {
         match self.begun.elapsed() {
-            t if t < self.time => Pace::Calm,
-            t if t < 2 * self.time => Pace::Hurry,
-            _ => Pace::Over,
+            t if t < self.time => PointPace::Calm,
+            t if t < 2 * self.time => PointPace::Hurry,
+            _ => PointPace::Over,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use super::grid::{Deadline, Grid, Pace, Point};
+use super::grid::{Grid, Point, PointPace, TimeBudget};
 use super::{Subject, walk};
 use crate::cache::{HUGE_FROM, KvGeometry, KvType, PAGE_TOKENS, PagePool};
 use crate::engine::{Host, HostSeq, HostStep, HostWorkspace, Prepared, Residual};
@@ -87,14 +87,18 @@ pub(super) fn passes(effort: Effort) -> usize {
 pub(super) fn measure(subject: &Subject<'_>, kinds: &[usize], progress: &dyn Fn()) -> Result<SideTable> {
     let grid = Grid::new(subject.spec, subject.effort);
     let mut rig = Rig::new(subject, kinds, &grid)?;
-    let deadline = Deadline::new(subject.effort);
+    let deadline = TimeBudget::new(subject.effort);
     let n_kinds = kinds.iter().max().map_or(0, |k| k + 1);
     let empty = Recorded { layers: vec![OfLayer::default(); n_kinds], ..Recorded::default() };
     let mut points: Vec<(Point, Recorded)> = grid.points().iter().map(|&p| (p, empty.clone())).collect();
     for pass in 0..passes(subject.effort) {
         for (point, recorded) in &mut points {
             // Every point is timed once before any is timed again.
-            let pace = if pass == 0 || deadline.pace() == Pace::Calm { deadline.pace() } else { Pace::Over };
+            let pace = if pass == 0 || deadline.pace() == PointPace::Calm {
+                deadline.pace()
+            } else {
+                PointPace::Over
+            };
             rig.time(*point, pace, recorded)?;
             progress();
         }
@@ -184,8 +188,8 @@ impl<'a> Rig<'a> {
     }
 
     /// Times one point, if there is time and memory for it.
-    fn time(&mut self, point: Point, pace: Pace, to: &mut Recorded) -> Result<()> {
-        if pace == Pace::Over {
+    fn time(&mut self, point: Point, pace: PointPace, to: &mut Recorded) -> Result<()> {
+        if pace == PointPace::Over {
             return Ok(());
         }
         let each = (point.past + point.rows).div_ceil(PAGE_TOKENS);
@@ -203,11 +207,11 @@ impl<'a> Rig<'a> {
         let pages: Vec<u32> = (0..n_pages as u32).collect();
         let effort = self.subject.effort;
         let (time, most) = match pace {
-            Pace::Calm => (effort.per_point() / passes(effort) as u32, effort.most() / passes(effort)),
+            PointPace::Calm => (effort.per_point() / passes(effort) as u32, effort.most() / passes(effort)),
             _ => (Duration::ZERO, 1),
         };
         let begun = Instant::now();
-        if pace == Pace::Calm {
+        if pace == PointPace::Calm {
             // Caches warm up with the first runs; in a run that takes as long as this they would have anyway.
             for _ in 0..2 {
                 if begun.elapsed() < time {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{ModelSpec, RouterProfile};
 use crate::profile::identity::{ModelIdentity, digits};
-use crate::profile::store::Store;
+use crate::profile::store::ProfileStore;
 use crate::{Error, Result, atomic_file, small_file};
 
 /// Layout of the file: raised whenever a field changes its meaning.
@@ -112,7 +112,7 @@ impl RouterRecord {
     }
 }
 
-impl Store {
+impl ProfileStore {
     /// Where the router's profile of a model belongs.
     pub fn router_path(&self, model: &ModelIdentity) -> PathBuf {
         let key = digits(&serde_json::to_string(model).expect("strings and numbers"));
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn what_is_kept_is_found_by_its_model_alone() {
         let home = tempfile::tempdir().unwrap();
-        let store = Store::at(home.path());
+        let store = ProfileStore::at(home.path());
         let (a, spec) = record("tiny-qwen3-moe");
         let (b, _) = record("tiny-qwen3-moe,dtype=q8_0");
         assert_eq!(store.load_router(&a.model, &spec).unwrap(), None);

@@ -26,7 +26,7 @@ impl Rng {
 }
 
 /// A weight of one dtype, in as many copies as overflow the caches.
-pub(super) struct Subject {
+pub(super) struct WeightSubject {
     weight: Tensor,
     /// As kernels read it: quantised ones packed, others in rows.
     copies: Vec<Linear>,
@@ -34,9 +34,9 @@ pub(super) struct Subject {
     parts: Vec<Bytes>,
 }
 
-impl Subject {
+impl WeightSubject {
     /// Random values; quick: a small weight in one copy.
-    pub fn new(dtype: DType, isa: Isa, effort: Effort) -> Subject {
+    pub fn new(dtype: DType, isa: Isa, effort: Effort) -> WeightSubject {
         let (n, k, bytes) = match effort {
             Effort::Quick => (256, 512, 1),
             Effort::Full => (4096, 2048, 192 << 20),
@@ -53,7 +53,7 @@ impl Subject {
             }
         };
         let copies = parts.iter().cloned().map(copy).collect();
-        Subject { weight, copies, parts }
+        WeightSubject { weight, copies, parts }
     }
 
     /// The copies in rows.
@@ -130,7 +130,7 @@ fn random(dtype: DType, n: usize, k: usize) -> Tensor {
 /// Several entries, `tokens` rows at a time.
 pub(super) struct Contest<'a> {
     pool: &'a Pool,
-    subject: &'a Subject,
+    subject: &'a WeightSubject,
     tokens: usize,
     effort: Effort,
     same_bits: bool,
@@ -138,7 +138,13 @@ pub(super) struct Contest<'a> {
 
 impl<'a> Contest<'a> {
     /// `same_bits`: the entries must not change results, and that is checked, too.
-    pub fn new(pool: &'a Pool, subject: &'a Subject, tokens: usize, effort: Effort, same_bits: bool) -> Self {
+    pub fn new(
+        pool: &'a Pool,
+        subject: &'a WeightSubject,
+        tokens: usize,
+        effort: Effort,
+        same_bits: bool,
+    ) -> Self {
         Contest { pool, subject, tokens, effort, same_bits }
     }
 

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use self::contest::{Contest, Subject};
+use self::contest::{Contest, WeightSubject};
 use super::Effort;
 use super::identity::{cpu_model, digits};
 use crate::host::Pool;
@@ -72,13 +72,13 @@ pub struct Finding {
     /// Which of `candidates` was chosen; the first is the default.
     pub chosen: usize,
     /// What was tried.
-    pub candidates: Vec<Candidate>,
+    pub candidates: Vec<TimedValue>,
 }
 
 /// A value of an entry, and the time it took.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Candidate {
+pub struct TimedValue {
     /// The value in words.
     pub value: String,
     /// Seconds of a product: the first quartile.
@@ -152,7 +152,7 @@ struct OneDType<'a> {
 
 impl OneDType<'_> {
     fn measure(&mut self) -> Result<()> {
-        let subject = Subject::new(self.dtype, self.isa, self.effort);
+        let subject = WeightSubject::new(self.dtype, self.isa, self.effort);
         let quantised = self.dtype.is_quantised();
         if !quantised || self.isa >= Isa::Avx512 {
             self.ahead(&subject)?;
@@ -178,7 +178,7 @@ impl OneDType<'_> {
     }
 
     /// Prefetching for one token, and how far packed weights; where it does not pay, for two.
-    fn ahead(&mut self, subject: &Subject) -> Result<()> {
+    fn ahead(&mut self, subject: &WeightSubject) -> Result<()> {
         for tokens in [1, 2] {
             let mut choices = vec![choice("none", move |e| e.ahead_from = e.ahead_from.max(tokens + 1))];
             if self.dtype.is_quantised() {
@@ -208,7 +208,7 @@ impl OneDType<'_> {
     /// Compares `choices` for an entry that changes no results, and takes the best.
     fn choose(
         &mut self,
-        subject: &Subject,
+        subject: &WeightSubject,
         entry: &str,
         tokens: usize,
         mut choices: Vec<Choice>,
@@ -232,7 +232,7 @@ impl OneDType<'_> {
         values: impl Iterator<Item = String>,
         seconds: &[f64],
     ) {
-        let candidate = |(value, &seconds)| Candidate { value, seconds, packed_per_s: None };
+        let candidate = |(value, &seconds)| TimedValue { value, seconds, packed_per_s: None };
         let candidates = values.zip(seconds).map(candidate).collect();
         let dtype = self.dtype.name().to_owned();
         self.findings.push(Finding { dtype, entry: entry.into(), tokens, chosen, candidates });
@@ -359,7 +359,7 @@ mod tests {
         let mut tuning = Tuning::default_for(CpuId::get());
         tuning.linear_mut(DType::Q4_0).ahead_bytes = 8192;
         let candidates =
-            ["none", "8192 B"].map(|v| Candidate { value: v.into(), seconds: 1e-3, packed_per_s: None });
+            ["none", "8192 B"].map(|v| TimedValue { value: v.into(), seconds: 1e-3, packed_per_s: None });
         let candidates = candidates.into();
         let found = Finding { dtype: "q4_0".into(), entry: "ahead".into(), tokens: 1, chosen: 1, candidates };
         let version = env!("CARGO_PKG_VERSION").into();

@@ -1,7 +1,7 @@
 //! Entries of the AMX tier: between which kernels it changes, at how many tokens, and whether 16-bit floats are packed into
 //! tiles when a model is loaded.
 
-use super::contest::{Contest, Subject};
+use super::contest::{Contest, WeightSubject};
 use super::{GAIN, OneDType};
 use crate::Result;
 use crate::simd::tuning::LinearTuning;
@@ -35,8 +35,8 @@ struct Switch {
 }
 
 impl OneDType<'_> {
-    /// All of them.
-    pub(super) fn tiles(&mut self, subject: &Subject) -> Result<()> {
+    /// Tries every entry of this type.
+    pub(super) fn tiles(&mut self, subject: &WeightSubject) -> Result<()> {
         match self.dtype {
             DType::F32 => Ok(()),
             DType::F16 | DType::BF16 => self.tiles_at_load(subject),
@@ -45,7 +45,7 @@ impl OneDType<'_> {
     }
 
     /// The numbers of tokens from which int8 tiles win, then bf16 tiles, and up to which f16 arithmetic makes those.
-    fn thresholds(&mut self, subject: &Subject) -> Result<()> {
+    fn thresholds(&mut self, subject: &WeightSubject) -> Result<()> {
         let switch = Switch { entry: "int8_tiles_from", at: &INT8_TILES_AT, same_bits: true, gain: 0.0 };
         self.entries.int8_tiles_from =
             self.wins_from(subject, &switch, |e, from| (e.int8_tiles_from, e.tiles_from) = (from, NEVER))?;
@@ -62,7 +62,7 @@ impl OneDType<'_> {
     /// The number of tokens from which on what `set` turns on wins: twice the last that is tried if none.
     fn wins_from(
         &mut self,
-        subject: &Subject,
+        subject: &WeightSubject,
         switch: &Switch,
         set: impl Fn(&mut LinearTuning, usize),
     ) -> Result<usize> {
@@ -74,7 +74,7 @@ impl OneDType<'_> {
     /// Whether what the second of `values` turns on wins over the first, at the number `i` of tokens.
     fn wins(
         &mut self,
-        subject: &Subject,
+        subject: &WeightSubject,
         switch: &Switch,
         i: usize,
         values: [usize; 2],
@@ -90,7 +90,7 @@ impl OneDType<'_> {
     }
 
     /// Whether tiles that lie packed gain over rows of the file, decode and prefill together.
-    fn tiles_at_load(&mut self, subject: &Subject) -> Result<()> {
+    fn tiles_at_load(&mut self, subject: &WeightSubject) -> Result<()> {
         let (tiles, rate) = subject.in_tiles(self.pool, self.isa);
         let mut compared = Vec::new();
         for tokens in AT_LOAD {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::super::{Effort, Samples};
-use super::{Candidate, Finding};
+use super::{Finding, TimedValue};
 use crate::cache::{KvGeometry, KvType, PAGE_TOKENS, PagePool};
 use crate::host::Pool;
 use crate::simd::Isa;
@@ -104,7 +104,7 @@ pub(super) fn measure(pool: &Pool, isa: Isa, effort: Effort) -> Result<(usize, V
             tokens: rows,
             chosen,
             candidates: candidates
-                .map(|(value, seconds)| Candidate { value, seconds, packed_per_s: None })
+                .map(|(value, seconds)| TimedValue { value, seconds, packed_per_s: None })
                 .collect(),
         });
         if chosen == 0 {

@@ -11,12 +11,12 @@ use crate::program::placement::{Placement, Side};
 /// Where the rows of cohorts are between iterations: what each iteration is verified against, and what it leaves behind. So over any
 /// sequence of iterations every row passes every sublayer once and in order, whenever cohorts join.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Parked {
+pub struct ParkedRows {
     /// The layer whose attention is under way, and the position of the token.
     rows: HashMap<RequestId, (u32, u32)>,
 }
 
-impl Parked {
+impl ParkedRows {
     /// The layer at which a request's row is parked.
     pub fn at(&self, request: RequestId) -> Option<u32> {
         self.rows.get(&request).map(|&(layer, _)| layer)
@@ -27,7 +27,7 @@ impl Parked {
         self.rows.remove(&request);
     }
 
-    /// Verifies the next iteration, of which those of the parked cohorts in `joined` joined, and goes on to what it leaves.
+    /// Verifies the next iteration and advances to the state it leaves. `joined` lists the parked cohorts that take part in it.
     ///
     /// # Errors
     /// The first [`Fault`]; then nothing has changed.

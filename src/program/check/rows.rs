@@ -15,7 +15,7 @@ use crate::program::placement::{Phase, Side};
 /// The values of a row on one side. Values of the residual stream are counted by the sublayers added: 2l before block l,
 /// 2l + 1 between its halves.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Row {
+pub(super) struct SideRow {
     pub hidden: Option<u32>,
     /// With delta added, hidden has this value.
     pub delta: Option<u32>,
@@ -34,23 +34,23 @@ pub(super) struct Row {
 
 /// What the mailbox holds of a row.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Mail {
+pub(super) struct MailState {
     pub qkv: Option<(u32, bool)>,
     pub out: Option<(u32, Part)>,
 }
 
 /// A row's values, on each side and between them.
 #[derive(Clone, Copy, Default)]
-pub(super) struct State {
-    pub rows: [Row; 2],
-    pub mail: Mail,
+pub(super) struct RowState {
+    pub rows: [SideRow; 2],
+    pub mail: MailState,
 }
 
 /// What neighbours have in common that are followed together.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Like {
     phase: Phase,
-    kv: Home,
+    kv: KvHome,
     /// Whether there are rows without logits, and with.
     rows: [bool; 2],
     cells: Cells,
@@ -60,7 +60,7 @@ struct Like {
 
 /// The kind of a [`Kv`].
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Home {
+pub(super) enum KvHome {
     Device,
     Host,
     Split,
@@ -76,7 +76,7 @@ pub(super) struct Run {
     pub wanted: Range<u32>,
     like: Like,
     /// States of rows without logits, and of rows with.
-    states: [State; 2],
+    states: [RowState; 2],
     /// By layer and side, which of its tokens are stored, unless they are followed by number.
     pub stored: Vec<[u8; 2]>,
 }
@@ -86,7 +86,7 @@ impl Run {
         self.like.phase
     }
 
-    pub fn home(&self) -> Home {
+    pub fn home(&self) -> KvHome {
         self.like.kv
     }
 
@@ -105,7 +105,7 @@ impl Run {
     }
 
     /// The rows that count: one of each kind, with its number.
-    pub fn live(&mut self, wanted_only: bool) -> impl Iterator<Item = (u32, &mut State)> {
+    pub fn live(&mut self, wanted_only: bool) -> impl Iterator<Item = (u32, &mut RowState)> {
         let (some, first) = (self.like.rows, [self.rows.start, self.wanted.start]);
         let kinds = self.states.iter_mut().enumerate();
         kinds
@@ -114,7 +114,7 @@ impl Run {
     }
 
     /// The same, to be looked at.
-    pub fn states(&self, wanted_only: bool) -> impl Iterator<Item = (u32, &State)> {
+    pub fn states(&self, wanted_only: bool) -> impl Iterator<Item = (u32, &RowState)> {
         let first = [self.rows.start, self.wanted.start];
         let kinds = self.states.iter().enumerate();
         kinds
@@ -145,9 +145,9 @@ impl<'a> BatchRows<'a> {
         for (at, group) in (0u32..).zip(&batch.groups) {
             starts.push(row);
             let kv = match group.kv {
-                Kv::Device => Home::Device,
-                Kv::Host => Home::Host,
-                Kv::Split { .. } => Home::Split,
+                Kv::Device => KvHome::Device,
+                Kv::Host => KvHome::Host,
+                Kv::Split { .. } => KvHome::Split,
             };
             let cells = Cells::of(group, windows);
             let (cells, own) = match cells {
@@ -178,7 +178,7 @@ impl<'a> BatchRows<'a> {
         BatchRows { groups: &batch.groups, starts, runs }
     }
 
-    /// All of them.
+    /// The runs of the batch, in the order of its rows.
     pub fn runs(&self) -> &[Run] {
         &self.runs
     }
@@ -231,9 +231,9 @@ impl<'a> BatchRows<'a> {
         for run in self.runs.iter_mut().filter(|run| !run.like.own) {
             for (layer, stored) in run.stored.iter_mut().enumerate() {
                 let (host, device) = match (kv_on_host(layer), run.like.kv) {
-                    (true, _) | (_, Home::Host) => (tokens::FAR | tokens::NEAR, 0),
-                    (_, Home::Device) => (0, tokens::FAR | tokens::NEAR),
-                    (_, Home::Split) => (tokens::FAR, tokens::NEAR),
+                    (true, _) | (_, KvHome::Host) => (tokens::FAR | tokens::NEAR, 0),
+                    (_, KvHome::Device) => (0, tokens::FAR | tokens::NEAR),
+                    (_, KvHome::Split) => (tokens::FAR, tokens::NEAR),
                 };
                 stored[Side::Host as usize] = host;
                 stored[Side::Device as usize] = device;

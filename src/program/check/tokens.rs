@@ -118,14 +118,14 @@ pub(super) fn holds(ranges: &[(u32, u32)], (a, b): (u32, u32)) -> bool {
 
 /// The tokens of requests that are followed by number: by request, layer and side.
 #[derive(Default)]
-pub(super) struct Tokens {
+pub(super) struct FollowedTokens {
     layers: usize,
     of: HashMap<RequestId, Vec<[Ranges; 2]>>,
 }
 
-impl Tokens {
-    pub fn new(placement: &Placement) -> Tokens {
-        Tokens { layers: placement.layers.len(), of: HashMap::new() }
+impl FollowedTokens {
+    pub fn new(placement: &Placement) -> FollowedTokens {
+        FollowedTokens { layers: placement.layers.len(), of: HashMap::new() }
     }
 
     pub fn at(&self, side: Side, layer: u32, request: RequestId) -> &[(u32, u32)] {

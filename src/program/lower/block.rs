@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::class::{Attention, Class, attention, boundary, classes, first_seen, in_pieces};
 use crate::cache::PAGE_TOKENS;
-use crate::program::iteration::{Group, Kv, PageMove, SubBatch};
+use crate::program::iteration::{Group, Kv, MoveRequest, SubBatch};
 use crate::program::op::{Cargo, Kind, Op, Part, Unit};
 use crate::program::placement::{Placement, Residence, Side, Sublayer};
 use crate::{Error, Result};
@@ -65,7 +65,7 @@ impl<'a> Lowering<'a> {
         batch: &'a SubBatch,
         sub_batch: u8,
         pick: bool,
-        moves: &[PageMove],
+        moves: &[MoveRequest],
     ) -> Result<Lowering<'a>> {
         let classes = classes(batch, placement)?;
         let moves =

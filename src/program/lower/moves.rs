@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::blank;
 use super::block::Lowering;
 use super::class::page_span;
-use crate::program::iteration::{Group, Iteration, PageMove};
+use crate::program::iteration::{Group, Iteration, MoveRequest};
 use crate::program::op::{Buffer, Kind, Op, Region, Unit, Work};
 use crate::program::placement::{Placement, Side};
 
@@ -20,7 +20,7 @@ pub(super) fn page_moves(placement: &Placement, iteration: &Iteration) -> Vec<Op
         }
     }
     let count: u32 = layers.iter().map(|run| run.end - run.start).sum();
-    let op = |m: &PageMove| {
+    let op = |m: &MoveRequest| {
         let regions = |side| -> Vec<Region> {
             let of = |layers: &Range<u32>| Region {
                 buffer: Buffer::Pages(side, m.request),

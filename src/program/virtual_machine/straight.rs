@@ -1,7 +1,7 @@
 //! Operations that run in the order of the program, in one pass over them: steps of the device alone, and those where the host attends one
 //! sub-batch.
 
-use super::{Costs, Span, Timeline};
+use super::{Costs, OpSpan, Timeline};
 use crate::program::iteration::Flow;
 use crate::program::op::{Program, Unit};
 
@@ -21,7 +21,7 @@ pub(super) fn straight(
         let from = if unit == Unit::Host { backlog } else { begin };
         from + costs.before(program, unit)
     });
-    let mut spans: Vec<Span> = Vec::with_capacity(program.ops.len());
+    let mut spans: Vec<OpSpan> = Vec::with_capacity(program.ops.len());
     let mut last = 0.0;
     for (i, op) in program.ops.iter().enumerate() {
         let ready = waits[i].iter().fold(0.0f64, |t, &w| t.max(spans[w].end));
@@ -34,7 +34,7 @@ pub(super) fn straight(
         let start = ready.max(free[op.unit as usize]);
         let end = start + takes(i);
         free[op.unit as usize] = end;
-        spans.push(Span { op: i, unit: op.unit, start, end, detached: false });
+        spans.push(OpSpan { op: i, unit: op.unit, start, end, detached: false });
     }
     Some(Timeline { spans, after: costs.after(program) })
 }

@@ -3,13 +3,13 @@ use proptest::strategy::Strategy as Draw;
 
 use super::*;
 use crate::program::{Kind, LayerPlacement, Placement, Policy, Residence, Wants, check, lower};
-use crate::sched::{Slots, Untimed};
+use crate::sched::{SlotMap, Untimed};
 
 const LIMITS: Limits = Limits { rows: 8, sub_batches: 1, sequences: 4, device_pages: 10, host_pages: 0 };
 
 /// Requests of these prompts and longest lengths.
 fn queues(requests: &[(u32, u32)]) -> (Queues, Vec<RequestId>) {
-    let (mut slots, mut queues) = (Slots::default(), Queues::default());
+    let (mut slots, mut queues) = (SlotMap::default(), Queues::default());
     let submit = |&(prompt, most): &(u32, u32)| {
         let id = slots.insert(());
         queues.submit(RequestView::new(id, prompt, most));
@@ -23,7 +23,7 @@ fn queues(requests: &[(u32, u32)]) -> (Queues, Vec<RequestId>) {
 fn step(s: &mut Continuous, q: &mut Queues, limits: &Limits) -> Vec<Vec<(u32, u32, u32)>> {
     let decision = s.plan(q, limits, &Untimed);
     q.admit(&decision);
-    q.commit(&decision.iteration, &[]);
+    q.commit(&decision.iteration, &[], |g| g.tokens);
     let groups = |s: &SubBatch| s.groups.iter().map(|g| (g.request.slot, g.first, g.tokens)).collect();
     decision.iteration.sub_batches.iter().map(groups).collect()
 }
@@ -62,7 +62,7 @@ fn one_that_waits_for_pages_is_overtaken_so_often_and_no_more() {
     while !admitted.contains(&ids[1]) {
         let decision = s.plan(&q, &LIMITS, &Untimed);
         q.admit(&decision);
-        q.commit(&decision.iteration, &[]);
+        q.commit(&decision.iteration, &[], |g| g.tokens);
         admitted.extend(decision.admit.into_iter().map(|(id, _)| id));
         // One is over after each step: pages become free one by one.
         let oldest = q.running()[0].id;
@@ -153,7 +153,7 @@ proptest! {
         // A request of 150 tokens fits.
         let pages = crate::cache::KvGeometry::pages_for(150) + 2;
         let limits = Limits { rows: rows.max(sequences), sub_batches, sequences, device_pages: pages, host_pages: 0 };
-        let (mut slots, mut q, mut s) = (Slots::default(), Queues::default(), Continuous::new(patience));
+        let (mut slots, mut q, mut s) = (SlotMap::default(), Queues::default(), Continuous::new(patience));
         // Stored tokens by id, which is what the queues should say.
         let mut live: Vec<(RequestId, RequestView)> = Vec::new();
         let drain = std::iter::repeat_n(Event::Step, 20_000);
@@ -194,7 +194,7 @@ proptest! {
                         prop_assert_eq!(g.wants == Wants::Last, g.end() >= job.prompt);
                         job.stored = g.end();
                     }
-                    q.commit(&decision.iteration, &[]);
+                    q.commit(&decision.iteration, &[], |g| g.tokens);
                     // As long as it may get: over.
                     live.retain(|(id, job)| {
                         let over = job.stored >= job.most;

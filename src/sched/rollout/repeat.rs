@@ -8,7 +8,7 @@
 use super::super::learn::Learned;
 use super::super::pipeline::AGE;
 use super::super::predict::Predict;
-use super::super::rows::Load;
+use super::super::rows::RowLoad;
 use super::super::strategy::Limits;
 use super::super::view::RequestView;
 use super::{Rollout, mode};
@@ -90,11 +90,12 @@ impl Rollout {
         if iteration.flow != Flow::Async {
             let n = f64::from(steps);
             self.seconds += n * takes + grows * n * (n + 1.0) / 2.0;
-            let load = iteration.sub_batches.iter().flat_map(|b| &b.groups).fold(Load::default(), Load::with);
+            let load =
+                iteration.sub_batches.iter().flat_map(|b| &b.groups).fold(RowLoad::default(), RowLoad::with);
             self.advanced(n * self.worth.of(&load));
             self.queues.wait(steps - 1);
             self.queues.set_now(self.from + self.seconds);
-            self.queues.commit(&last, &[]);
+            self.queues.commit(&last, &[], |g| g.tokens);
             return 1;
         }
         for step in 1..=steps {

@@ -5,7 +5,7 @@ use crate::model::synth;
 use crate::plan::{Predictor, Sizes, hardware};
 use crate::program::{Group, Placement, Side};
 use crate::sched::{Decision, Targets};
-use crate::sim::{Capacity, Options, simulate};
+use crate::sim::{Options, PageCapacity, simulate};
 use crate::workload::Arrival;
 
 const DEVICE_PAGES: usize = 250;
@@ -57,7 +57,7 @@ fn worth() -> Worth {
 
 #[test]
 fn a_rollout_takes_as_long_as_the_simulated_run() {
-    let capacity = Capacity { device_pages: DEVICE_PAGES, host_pages: HOST_PAGES };
+    let capacity = PageCapacity { device_pages: DEVICE_PAGES, host_pages: HOST_PAGES };
     let options = Options {
         rows: LIMITS.rows,
         sub_batches: 2,
@@ -117,14 +117,14 @@ fn parked_rows_get_their_token_before_a_policy_without_cohorts_goes_on() {
     queues.admit(&Decision { admit, passed: Vec::new(), swaps: Vec::new(), iteration: nothing });
     let prompts: Vec<Group> =
         queues.running().iter().map(|job| job.group(job.prompt, job.home.unwrap())).collect();
-    queues.commit(&Iteration::serial(prompts, false), &[]);
+    queues.commit(&Iteration::serial(prompts, false), &[], |g| g.tokens);
     let cohort: Vec<Group> = queues.running().iter().take(1).map(|job| job.group(1, Side::Host)).collect();
     let overlap = Iteration {
         sub_batches: vec![SubBatch::of(Vec::new()), SubBatch::of(cohort)],
         flow: Flow::Async,
         ..Iteration::serial(Vec::new(), false)
     };
-    queues.commit(&overlap, &[None, Some(0)]);
+    queues.commit(&overlap, &[None, Some(0)], |g| g.tokens);
     for policy in Policy::all() {
         if !policy.serves(&queues, &LIMITS) {
             assert_eq!(policy.name(), "fastdecode", "a request is on the device");

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use crate::reference::quantise::{Int8Row, LEAST};
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn quantise_row(x: &[f32], mut row: Int8Row<'_>, mut fine: Option<Int8Row<'_>>) {
+pub(in crate::simd) fn quantise_row(x: &[f32], mut row: Int8Row<'_>, mut fine: Option<Int8Row<'_>>) {
     let blocks = row.blocks();
     if let Some(fine) = &fine {
         assert_eq!(fine.blocks(), blocks, "a fine plane of as many blocks");

@@ -9,7 +9,7 @@ use super::Avx512;
 use crate::simd::vector::Simd;
 
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(super) fn f32_to_bf16(x: &[f32], out: &mut [u16]) {
+pub(in crate::simd) fn f32_to_bf16(x: &[f32], out: &mut [u16]) {
     let s = Avx512::token();
     let n = x.len();
     assert!(out.len() == n);

@@ -7,7 +7,7 @@ use crate::reference::quantise::{Int8Row, LEAST};
 /// Quantises a row, four blocks of 32 at a time: their maxima and sums are reduced together, and the values derived
 /// from these are computed for four blocks at once.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-pub(super) fn quantise_row(x: &[f32], mut row: Int8Row<'_>, mut fine: Option<Int8Row<'_>>) {
+pub(in crate::simd) fn quantise_row(x: &[f32], mut row: Int8Row<'_>, mut fine: Option<Int8Row<'_>>) {
     let blocks = row.blocks();
     if let Some(fine) = &fine {
         assert_eq!(fine.blocks(), blocks, "a fine plane of as many blocks");

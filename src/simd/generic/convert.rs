@@ -1,6 +1,7 @@
 //! Converts rows between f32 and the 16-bit formats.
 
-use crate::simd::vector::Simd;
+use crate::reference;
+use crate::simd::vector::{Simd, SimdOp};
 
 /// The longest vector of any tier; tails pass through a buffer of this size, since AVX2 has no masked
 /// 16-bit accesses.
@@ -36,22 +37,36 @@ impl<S: Simd> Half16<S> for F16 {
 }
 
 /// Rounds each element to bf16, by integer arithmetic.
-#[inline(always)]
-pub(crate) fn f32_to_bf16<S: Simd>(s: S, x: &[f32], out: &mut [u16]) {
-    let n = x.len();
-    assert!(out.len() == n);
-    let mut i = 0;
-    // SAFETY: accesses are at i..i + LANES <= n in slices of n elements; the tail reads n - i elements
-    // and writes a buffer of MAX_LANES >= LANES.
-    unsafe {
-        while i + S::LANES <= n {
-            s.store_bf16(out.as_mut_ptr().add(i), s.load(x.as_ptr().add(i)));
-            i += S::LANES;
-        }
-        if i < n {
-            let mut buf = [0u16; MAX_LANES];
-            s.store_bf16(buf.as_mut_ptr(), s.load_tail(x.as_ptr().add(i), n - i, 0.0));
-            out[i..].copy_from_slice(&buf[..n - i]);
+pub(crate) struct F32ToBf16<'a> {
+    pub x: &'a [f32],
+    pub out: &'a mut [u16],
+}
+
+impl SimdOp for F32ToBf16<'_> {
+    type Output = ();
+
+    fn reference(self) {
+        reference::convert::f32_to_bf16(self.x, self.out)
+    }
+
+    #[inline(always)]
+    fn vectors<S: Simd>(self, s: S) {
+        let F32ToBf16 { x, out } = self;
+        let n = x.len();
+        assert!(out.len() == n);
+        let mut i = 0;
+        // SAFETY: accesses are at i..i + LANES <= n in slices of n elements; the tail reads n - i elements
+        // and writes a buffer of MAX_LANES >= LANES.
+        unsafe {
+            while i + S::LANES <= n {
+                s.store_bf16(out.as_mut_ptr().add(i), s.load(x.as_ptr().add(i)));
+                i += S::LANES;
+            }
+            if i < n {
+                let mut buf = [0u16; MAX_LANES];
+                s.store_bf16(buf.as_mut_ptr(), s.load_tail(x.as_ptr().add(i), n - i, 0.0));
+                out[i..].copy_from_slice(&buf[..n - i]);
+            }
         }
     }
 }

@@ -6,32 +6,49 @@
 //! bound      the row is read once, in tens of nanoseconds; negligible against a whole model per token
 
 use super::convert::{Bf16, F16, widen_bytes};
-use crate::simd::vector::Simd;
+use crate::reference;
+use crate::simd::vector::{Simd, SimdOp};
 use crate::tensor::DType;
 use crate::tensor::formats::{BlockFormat, with_format};
 
 /// `out = scale·row`.
-#[inline(always)]
-pub(crate) fn embed_row<S: Simd>(s: S, dtype: DType, row: &[u8], scale: f32, out: &mut [f32]) {
-    assert_eq!(
-        Some(row.len()),
-        dtype.row_bytes(out.len()),
-        "embed_row: {} bytes for {} elements of {dtype}",
-        row.len(),
-        out.len()
-    );
-    let blocks = row.chunks_exact(dtype.block_bytes()).zip(out.chunks_exact_mut(dtype.block_len()));
-    match dtype {
-        DType::F32 => f32_row(s, row, scale, out),
-        // SAFETY: two bytes per element, as asserted.
-        DType::F16 => unsafe { widen_bytes(s, row.as_ptr(), scale, out, F16) },
-        // SAFETY: two bytes per element, as asserted.
-        DType::BF16 => unsafe { widen_bytes(s, row.as_ptr(), scale, out, Bf16) },
-        quantised => with_format!(quantised, F => {
-            for (b, o) in blocks {
-                block::<S, F>(s, b, scale, o);
-            }
-        }),
+pub(crate) struct EmbedRow<'a> {
+    pub dtype: DType,
+    pub row: &'a [u8],
+    pub scale: f32,
+    pub out: &'a mut [f32],
+}
+
+impl SimdOp for EmbedRow<'_> {
+    type Output = ();
+
+    fn reference(self) {
+        reference::embed::embed_row(self.dtype, self.row, self.scale, self.out)
+    }
+
+    #[inline(always)]
+    fn vectors<S: Simd>(self, s: S) {
+        let EmbedRow { dtype, row, scale, out } = self;
+        assert_eq!(
+            Some(row.len()),
+            dtype.row_bytes(out.len()),
+            "embed_row: {} bytes for {} elements of {dtype}",
+            row.len(),
+            out.len()
+        );
+        let blocks = row.chunks_exact(dtype.block_bytes()).zip(out.chunks_exact_mut(dtype.block_len()));
+        match dtype {
+            DType::F32 => f32_row(s, row, scale, out),
+            // SAFETY: two bytes per element, as asserted.
+            DType::F16 => unsafe { widen_bytes(s, row.as_ptr(), scale, out, F16) },
+            // SAFETY: two bytes per element, as asserted.
+            DType::BF16 => unsafe { widen_bytes(s, row.as_ptr(), scale, out, Bf16) },
+            quantised => with_format!(quantised, F => {
+                for (b, o) in blocks {
+                    block::<S, F>(s, b, scale, o);
+                }
+            }),
+        }
     }
 }
 

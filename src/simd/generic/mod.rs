@@ -1,4 +1,4 @@
-//! Kernels written once, over [`Simd`](super::vector::Simd). The tiers instantiate them.
+//! Kernels written once, over [`Simd`](super::vector::Simd): each a [`SimdOp`](super::vector::SimdOp), which the tiers run.
 
 pub(crate) mod activation;
 pub(crate) mod convert;

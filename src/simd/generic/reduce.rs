@@ -3,7 +3,8 @@
 //! Four accumulators hide the latency of an add or FMA (4 cycles); they are folded as
 //! (0 + 1) + (2 + 3), then lane halves. Rounding is at most (n / (4·LANES) + 2 + log2 LANES) adds deep.
 
-use crate::simd::vector::Simd;
+use crate::reference;
+use crate::simd::vector::{Simd, SimdOp};
 
 /// A sum over terms t(x).
 pub(crate) trait Term<S: Simd>: Copy {
@@ -103,28 +104,41 @@ pub(crate) fn max<S: Simd>(s: S, x: &[f32]) -> f32 {
 }
 
 /// The lowest index of the greatest element. NaN is never chosen; if all elements are NaN the result is 0.
-#[inline(always)]
-pub(crate) fn argmax<S: Simd>(s: S, x: &[f32]) -> usize {
-    // Two passes: the second stops at the winner, and neither carries indices in lanes.
-    let best = max(s, x);
-    let want = s.splat(best);
-    let (n, p) = (x.len(), x.as_ptr());
-    let mut i = 0;
-    // SAFETY: every access is at i..i + LANES <= n, or a tail of n - i elements, within `x`.
-    unsafe {
-        while i + S::LANES <= n {
-            let hit = s.eq_mask(s.load(p.add(i)), want);
-            if hit != 0 {
-                return i + hit.trailing_zeros() as usize;
-            }
-            i += S::LANES;
-        }
-        if i < n {
-            let hit = s.eq_mask(s.load_tail(p.add(i), n - i, f32::NAN), want);
-            if hit != 0 {
-                return i + hit.trailing_zeros() as usize;
-            }
-        }
+pub(crate) struct Argmax<'a> {
+    pub x: &'a [f32],
+}
+
+impl SimdOp for Argmax<'_> {
+    type Output = usize;
+
+    fn reference(self) -> usize {
+        reference::reduce::argmax(self.x)
     }
-    0
+
+    #[inline(always)]
+    fn vectors<S: Simd>(self, s: S) -> usize {
+        let Argmax { x } = self;
+        // Two passes: the second stops at the winner, and neither carries indices in lanes.
+        let best = max(s, x);
+        let want = s.splat(best);
+        let (n, p) = (x.len(), x.as_ptr());
+        let mut i = 0;
+        // SAFETY: every access is at i..i + LANES <= n, or a tail of n - i elements, within `x`.
+        unsafe {
+            while i + S::LANES <= n {
+                let hit = s.eq_mask(s.load(p.add(i)), want);
+                if hit != 0 {
+                    return i + hit.trailing_zeros() as usize;
+                }
+                i += S::LANES;
+            }
+            if i < n {
+                let hit = s.eq_mask(s.load_tail(p.add(i), n - i, f32::NAN), want);
+                if hit != 0 {
+                    return i + hit.trailing_zeros() as usize;
+                }
+            }
+        }
+        0
+    }
 }

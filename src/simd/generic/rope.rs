@@ -4,24 +4,35 @@
 //!            half         a = x[i], b = x[i + dim/2]: two straight streams
 //!            interleaved  a = x[2i], b = x[2i + 1]: cos and sin doubled on load, x swapped in a register
 
+use crate::reference;
 use crate::rope::RopePairing;
-use crate::simd::vector::Simd;
+use crate::simd::vector::{Simd, SimdOp};
 
 /// Rotates the first `2·cos.len()` elements of each head of `head_dim` elements of `x`.
-#[inline(always)]
-pub(crate) fn rope_heads<S: Simd>(
-    s: S,
-    x: &mut [f32],
-    head_dim: usize,
-    cos: &[f32],
-    sin: &[f32],
-    pairing: RopePairing,
-) {
-    assert!(cos.len() == sin.len() && 2 * cos.len() <= head_dim);
-    for head in x.chunks_exact_mut(head_dim.max(1)) {
-        match pairing {
-            RopePairing::Half => half(s, head, cos, sin),
-            RopePairing::Interleaved => interleaved(s, head, cos, sin),
+pub(crate) struct RopeHeads<'a> {
+    pub x: &'a mut [f32],
+    pub head_dim: usize,
+    pub cos: &'a [f32],
+    pub sin: &'a [f32],
+    pub pairing: RopePairing,
+}
+
+impl SimdOp for RopeHeads<'_> {
+    type Output = ();
+
+    fn reference(self) {
+        reference::rope::rope_heads(self.x, self.head_dim, self.cos, self.sin, self.pairing)
+    }
+
+    #[inline(always)]
+    fn vectors<S: Simd>(self, s: S) {
+        let RopeHeads { x, head_dim, cos, sin, pairing } = self;
+        assert!(cos.len() == sin.len() && 2 * cos.len() <= head_dim);
+        for head in x.chunks_exact_mut(head_dim.max(1)) {
+            match pairing {
+                RopePairing::Half => half(s, head, cos, sin),
+                RopePairing::Interleaved => interleaved(s, head, cos, sin),
+            }
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use super::exp::exp;
 use super::reduce::max;
-use crate::simd::vector::Simd;
+use crate::reference;
+use crate::simd::vector::{Simd, SimdOp};
 
 /// Elements whose exponentials are summed in f32 before the sum moves to f64: a vocabulary has
 /// 10^5 terms, too many to add in single precision.
@@ -41,12 +42,25 @@ fn sum_exp<S: Simd>(s: S, x: &[f32], shift: f32) -> f64 {
 }
 
 /// max x (NaN ignored) and log Σ e^x (NaN if any is).
-#[inline(always)]
-pub(crate) fn max_and_logsumexp<S: Simd>(s: S, x: &[f32]) -> (f32, f64) {
-    let m = max(s, x);
-    if m.is_infinite() {
-        let any_nan = x.iter().any(|v| v.is_nan());
-        return (m, if any_nan { f64::NAN } else { m as f64 });
+pub(crate) struct MaxAndLogsumexp<'a> {
+    pub x: &'a [f32],
+}
+
+impl SimdOp for MaxAndLogsumexp<'_> {
+    type Output = (f32, f64);
+
+    fn reference(self) -> (f32, f64) {
+        reference::softmax::max_and_logsumexp(self.x)
     }
-    (m, m as f64 + sum_exp(s, x, m).ln())
+
+    #[inline(always)]
+    fn vectors<S: Simd>(self, s: S) -> (f32, f64) {
+        let MaxAndLogsumexp { x } = self;
+        let m = max(s, x);
+        if m.is_infinite() {
+            let any_nan = x.iter().any(|v| v.is_nan());
+            return (m, if any_nan { f64::NAN } else { m as f64 });
+        }
+        (m, m as f64 + sum_exp(s, x, m).ln())
+    }
 }

@@ -23,7 +23,7 @@ pub struct LinearKernel {
     /// that takes these weights. Such kernels serve [`Mode::Deterministic`].
     pub(super) any_rows: bool,
     /// The form of the activations that it reads.
-    pub(super) reads: Form,
+    pub(super) reads: ActsForm,
     /// Groups of 16 rows that a thread takes at a time.
     pub(super) chunk: fn(&Shape<'_>) -> usize,
     /// Computes some rows of the weights times all tokens.
@@ -62,7 +62,7 @@ impl Ask<'_> {
 /// Activations as a kernel reads them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-pub(super) enum Form {
+pub(super) enum ActsForm {
     /// f32 rows.
     F32,
     /// int8 in blocks of 32; with a fine plane if requested.
@@ -126,17 +126,17 @@ impl LinearKernel {
     /// The forms of the activations that it reads; `fine` as in [`Ask`].
     pub(super) fn need(&self, fine: bool) -> Need {
         match self.reads {
-            Form::F32 => Need::default(),
-            Form::Int8 => Need { int8: true, fine, ..Need::default() },
-            Form::Bf16 => Need { bf16: true, ..Need::default() },
-            Form::Tiles => Need { tiles: true, ..Need::default() },
-            Form::FineTiles => Need { tiles: true, fine_tiles: fine, ..Need::default() },
+            ActsForm::F32 => Need::default(),
+            ActsForm::Int8 => Need { int8: true, fine, ..Need::default() },
+            ActsForm::Bf16 => Need { bf16: true, ..Need::default() },
+            ActsForm::Tiles => Need { tiles: true, ..Need::default() },
+            ActsForm::FineTiles => Need { tiles: true, fine_tiles: fine, ..Need::default() },
         }
     }
 
     /// Number of planes of activations that it multiplies, one after the other.
     pub(super) fn planes(&self, fine: bool) -> usize {
-        1 + usize::from(fine && matches!(self.reads, Form::Int8 | Form::FineTiles))
+        1 + usize::from(fine && matches!(self.reads, ActsForm::Int8 | ActsForm::FineTiles))
     }
 
     /// Whether it can compute this product with the promise of `mode` about its bits.

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use super::amx;
-use super::kernel::{Ask, Form, LinearKernel, Work};
+use super::kernel::{ActsForm, Ask, LinearKernel, Work};
 use super::mode::Mode;
 #[cfg(target_arch = "x86_64")]
 use super::{float, quant};
@@ -17,7 +17,7 @@ static REFERENCE: LinearKernel = LinearKernel {
     takes: |a| !a.packed,
     pays: |_| true,
     any_rows: true,
-    reads: Form::F32,
+    reads: ActsForm::F32,
     chunk: |s| s.usual(),
     run: reference,
 };

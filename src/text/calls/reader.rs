@@ -8,7 +8,7 @@
 use super::elements::{Elements, Texts};
 use super::format::{CallFormat, THINK, UNTHINK};
 use super::marker::cut;
-use super::scan::{Found, Place, Scan, Value};
+use super::scan::{CallScan, CharPlace, Found, Value};
 
 /// A part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +32,7 @@ enum State {
     Open,
     Content,
     /// The object of a call.
-    Object(Scan),
+    Object(CallScan),
     /// The elements of a call.
     Elements(Elements),
     /// Between the calls of a list.
@@ -154,7 +154,7 @@ impl Reader {
                     Begins::No => {}
                 }
                 match self.text.trim_start().chars().next() {
-                    Some('{') => self.go_to(State::Object(Scan::new(CallFormat::Llama.arguments()))),
+                    Some('{') => self.go_to(State::Object(CallScan::new(CallFormat::Llama.arguments()))),
                     Some(_) => {
                         self.format = None;
                         self.go_to(State::Content)
@@ -195,7 +195,7 @@ impl Reader {
                 None => false,
                 Some(at) if self.text[at..].starts_with('{') => {
                     self.text.drain(..at);
-                    self.go_to(State::Object(Scan::new("arguments")))
+                    self.go_to(State::Object(CallScan::new("arguments")))
                 }
                 Some(at) => {
                     self.text.drain(..=at);
@@ -213,9 +213,9 @@ impl Reader {
             },
             State::Arguments(value) => {
                 let end = self.text.char_indices().find_map(|(at, c)| match value.push(c) {
-                    Place::Last => Some(at + c.len_utf8()),
-                    Place::Behind => Some(at),
-                    Place::Before | Place::Inside => None,
+                    CharPlace::Last => Some(at + c.len_utf8()),
+                    CharPlace::Behind => Some(at),
+                    CharPlace::Before | CharPlace::Inside => None,
                 });
                 let text: String = self.text.drain(..end.unwrap_or(self.text.len())).collect();
                 put(parts, Part::Arguments(self.calls - 1, text));
@@ -247,7 +247,7 @@ impl Reader {
                 Some(CallFormat::MistralArgs) => State::Name,
                 Some(CallFormat::Mistral) => State::List,
                 Some(CallFormat::Elements) => State::Elements(Elements::new(self.texts.clone())),
-                _ => State::Object(Scan::new("arguments")),
+                _ => State::Object(CallScan::new("arguments")),
             };
         }
         found

@@ -11,7 +11,7 @@ pub(super) struct Value {
 
 /// What a character is to a value.
 #[derive(Debug, PartialEq)]
-pub(super) enum Place {
+pub(super) enum CharPlace {
     /// Space in front of it.
     Before,
     /// A part of it.
@@ -24,36 +24,36 @@ pub(super) enum Place {
 
 impl Value {
     /// Takes the next character.
-    pub fn push(&mut self, c: char) -> Place {
+    pub fn push(&mut self, c: char) -> CharPlace {
         if self.is_string {
             match c {
                 _ if self.escaped => self.escaped = false,
                 '\\' => self.escaped = true,
                 '"' => {
                     self.is_string = false;
-                    return if self.depth == 0 { Place::Last } else { Place::Inside };
+                    return if self.depth == 0 { CharPlace::Last } else { CharPlace::Inside };
                 }
                 _ => {}
             }
-            return Place::Inside;
+            return CharPlace::Inside;
         }
         match c {
-            c if c.is_whitespace() && !self.begun => return Place::Before,
+            c if c.is_whitespace() && !self.begun => return CharPlace::Before,
             c if self.depth == 0 && self.begun && (c.is_whitespace() || [',', '}', ']'].contains(&c)) => {
-                return Place::Behind;
+                return CharPlace::Behind;
             }
             '"' => self.is_string = true,
             '{' | '[' => self.depth += 1,
             '}' | ']' => {
                 self.depth = self.depth.saturating_sub(1);
                 if self.depth == 0 {
-                    return Place::Last;
+                    return CharPlace::Last;
                 }
             }
             _ => {}
         }
         self.begun = true;
-        Place::Inside
+        CharPlace::Inside
     }
 }
 
@@ -85,17 +85,17 @@ enum State {
 
 /// Reads `{"name": "f", "arguments": {…}}`, whatever the order of its fields. Arguments that come first wait for the name.
 #[derive(Debug)]
-pub(super) struct Scan {
+pub(super) struct CallScan {
     state: State,
     arguments: &'static str,
     named: bool,
     early: String,
 }
 
-impl Scan {
+impl CallScan {
     /// Of an object whose arguments have this name.
-    pub fn new(arguments: &'static str) -> Scan {
-        Scan { state: State::Between, arguments, named: false, early: String::new() }
+    pub fn new(arguments: &'static str) -> CallScan {
+        CallScan { state: State::Between, arguments, named: false, early: String::new() }
     }
 
     /// Whether the object is complete.
@@ -118,7 +118,7 @@ impl Scan {
             },
             State::Key(mut key, mut text) => {
                 text.push(c);
-                if key.push(c) == Place::Last {
+                if key.push(c) == CharPlace::Last {
                     State::Colon(self.field(&text))
                 } else {
                     State::Key(key, text)
@@ -127,8 +127,8 @@ impl Scan {
             State::Colon(field) if c == ':' => State::Field(field, Value::default(), String::new()),
             State::Colon(field) => State::Colon(field),
             State::Field(field, mut value, mut text) => match value.push(c) {
-                Place::Before => State::Field(field, value, text),
-                Place::Behind => {
+                CharPlace::Before => State::Field(field, value, text),
+                CharPlace::Behind => {
                     self.ended(field, text, found);
                     if c == '}' { State::Done } else { State::Between }
                 }
@@ -139,7 +139,7 @@ impl Scan {
                         Field::Name => text.push(c),
                         Field::Other => {}
                     }
-                    if place == Place::Last {
+                    if place == CharPlace::Last {
                         self.ended(field, text, found);
                         State::Between
                     } else {
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> (Vec<Found>, bool) {
-        let (mut scan, mut found) = (Scan::new("arguments"), Vec::new());
+        let (mut scan, mut found) = (CallScan::new("arguments"), Vec::new());
         text.chars().for_each(|c| scan.push(c, &mut found));
         (found, scan.is_done())
     }

@@ -36,7 +36,7 @@ use decoder::{Decoder, Spelling};
 use file::{Added, File};
 use model::Model;
 use normalizer::Normalizer;
-use pretokenizer::PreTokenizer;
+use pretokenizer::PreTokenizers;
 
 /// Longest file read. Those of vocabularies of 256 000 tokens have some 35 MB.
 const MAX_JSON: u64 = 128 << 20;
@@ -54,7 +54,7 @@ pub(super) struct Hf {
     /// The added tokens without control tokens, for untrusted text. Created on first use.
     plain: OnceLock<AddedVocabulary>,
     normalizer: Option<Normalizer>,
-    pre_tokenizer: PreTokenizer,
+    pre_tokenizer: PreTokenizers,
     model: Model,
     /// What the post-processor puts before and after a text.
     around: (Vec<u32>, Vec<u32>),
@@ -184,7 +184,7 @@ impl Hf {
         let mut read: File = serde_json::from_slice(json).map_err(|e| e.to_string())?;
         let model = Model::new(read.model.take().ok_or("model is missing")?)?;
         let normalizer = read.normalizer.as_ref().map(Normalizer::new).transpose()?;
-        let pre_tokenizer = read.pre_tokenizer.as_ref().map(PreTokenizer::new).transpose()?;
+        let pre_tokenizer = read.pre_tokenizer.as_ref().map(PreTokenizers::new).transpose()?;
         let decoder = Decoder::new(read.decoder.as_ref())?;
         let added = add_tokens(read.added_tokens, &model, normalizer.as_ref())?;
         let known = |id| added.simple_id_to_token(id).or_else(|| model.id_to_token(id)).is_some();

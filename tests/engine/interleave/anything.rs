@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use tandem::program::{Flow, Group, Iteration, PageMove, Phase, RequestId, Side, SubBatch};
+use tandem::program::{Flow, Group, Iteration, MoveRequest, Phase, RequestId, Side, SubBatch};
 use tandem::sched::{Decision, Limits, Predict, Queues, RequestView, Strategy};
 
 use super::random::Random;
@@ -67,7 +67,7 @@ impl Strategy for Anything {
                         true => (Side::Host, 0..n as u32),
                         false => (Side::Device, n as u32..away as u32),
                     };
-                    moves.push(PageMove { request: job.id, to, pages });
+                    moves.push(MoveRequest { request: job.id, to, pages });
                     // What comes back is promised to nobody before the next step.
                     self.split.insert(job.id, n);
                 }

@@ -1,5 +1,6 @@
 //! Requests: many at a time, each as if it were alone.
 
+mod accepted;
 mod answers;
 mod emulated;
 mod faults;

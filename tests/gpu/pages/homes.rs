@@ -9,7 +9,7 @@ use tandem::Error;
 use tandem::device::Accelerator;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
 use tandem::engine::{Engine, NewTokens, Options};
-use tandem::program::{Far, Flow, Kv, PageMove, Placement, RequestId, Side, Wants};
+use tandem::program::{Far, Flow, Kv, MoveRequest, Placement, RequestId, Side, Wants};
 
 use super::{Model, engine, kv_of, on_device, options, plain};
 use crate::support::gpu;
@@ -42,8 +42,8 @@ fn beside(moves: &[Move]) -> Moves {
     all
 }
 
-fn part(request: RequestId, pages: usize) -> PageMove {
-    PageMove { request, to: Side::Host, pages: 0..pages as u32 }
+fn part(request: RequestId, pages: usize) -> MoveRequest {
+    MoveRequest { request, to: Side::Host, pages: 0..pages as u32 }
 }
 
 /// Makes a move without a step.

@@ -2,9 +2,9 @@
 
 use tandem::engine::{Batcher, Event, Finish, Request};
 use tandem::plan::{Predictor, experts_on_host};
-use tandem::program::{PageMove, RequestId, Wants};
+use tandem::program::{MoveRequest, RequestId, Wants};
 use tandem::sched::{Targets, by_name};
-use tandem::sim::{self, Capacity};
+use tandem::sim::{self, PageCapacity};
 use tandem::simd::linear::Mode;
 use tandem::text::SamplerParams;
 use tandem::workload::Arrival;
@@ -154,7 +154,7 @@ fn schedules_over_experts_on_the_host_give_the_same_tokens() {
                 rows: 64,
                 sub_batches: 2,
                 sequences: REQUESTS as u32,
-                capacity: Capacity { device_pages: pages, host_pages: 4 * REQUESTS },
+                capacity: PageCapacity { device_pages: pages, host_pages: 4 * REQUESTS },
                 targets: Targets::NONE,
                 most_answer: None,
                 learns_lengths: true,
@@ -226,7 +226,7 @@ fn a_long_request_within_a_batch_is_attended_on_both_sides() {
     let mut best = f64::INFINITY;
     for pages in [4, 8, 14, 20, 26] {
         let [attend, stream] = [Far::Attend, Far::Stream].map(|far| {
-            let part = |request| PageMove { request, to: Side::Host, pages: 0..pages };
+            let part = |request| MoveRequest { request, to: Side::Host, pages: 0..pages };
             let (seconds, got) = step(far, &|e, id| e.move_part(&part(id)).unwrap());
             assert_eq!(got, want, "{pages} pages on the host, {far:?}");
             seconds

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tandem::cache::PAGE_TOKENS;
 use tandem::program::virtual_machine::{Timeline, run};
 use tandem::program::{
-    Buffer, COPY_LANE_ROWS, Far, Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, PageMove, Phase,
+    Buffer, COPY_LANE_ROWS, Far, Flow, Group, Iteration, Kind, Kv, LayerPlacement, MoveRequest, Op, Phase,
     Placement, Policy, Program, RequestId, Residence, Side, Staging, SubBatch, Unit, Wants, check, lower,
     waits,
 };
@@ -123,10 +123,10 @@ fn any_iteration() -> impl Strategy<Value = Iteration> {
             for (slot, g) in groups.iter_mut().enumerate() {
                 g.request.slot = slot as u32;
             }
-            let moves: Vec<PageMove> = groups
+            let moves: Vec<MoveRequest> = groups
                 .iter()
                 .filter_map(|g| match g.kv {
-                    Kv::Split { boundary, .. } if boundary >= 2 * PAGE => Some(PageMove {
+                    Kv::Split { boundary, .. } if boundary >= 2 * PAGE => Some(MoveRequest {
                         request: g.request,
                         to: Side::Host,
                         pages: boundary / PAGE - 1..boundary / PAGE,

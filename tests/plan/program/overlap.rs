@@ -7,8 +7,8 @@ use std::iter::successors;
 use proptest::prelude::*;
 use tandem::program::virtual_machine::{Carried, run, run_from};
 use tandem::program::{
-    Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, Parked, Placement, Policy, RequestId, Residence,
-    Side, SubBatch, Unit, check, lower,
+    Flow, Group, Iteration, Kind, Kv, LayerPlacement, Op, ParkedRows, Placement, Policy, RequestId,
+    Residence, Side, SubBatch, Unit, check, lower,
 };
 
 use super::{decode, in_order};
@@ -73,7 +73,7 @@ proptest! {
     fn rows_of_cohorts_pass_every_sublayer_once_and_in_order(
         placement in placements(), turns in turns(), bad in any::<prop::sample::Index>()
     ) {
-        let (mut parked, mut carried) = (Parked::default(), Carried::default());
+        let (mut parked, mut carried) = (ParkedRows::default(), Carried::default());
         // Groups of each cohort, its layer, and the iterations in which it has advanced.
         let mut cohorts: Vec<(Vec<Group>, Option<u32>, u32)> = Vec::new();
         let (mut slot, mut clock) = (100, 0.0);

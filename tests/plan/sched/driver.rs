@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use tandem::program::{Flow, Iteration, Phase, RequestId, Side, SubBatch, Wants};
-use tandem::sched::{Decision, Limits, Observed, Predict, Queues, RequestView, Slots, Strategy};
+use tandem::sched::{Decision, Limits, Observed, Predict, Queues, RequestView, SlotMap, Strategy};
 
 /// A request, as the driver knows it.
 #[derive(Debug, Clone)]
@@ -21,7 +21,7 @@ pub struct Driver<'a> {
     pub truth: &'a dyn Predict,
     pub queues: Queues,
     pub live: HashMap<RequestId, Live>,
-    slots: Slots<()>,
+    slots: SlotMap<()>,
     pub clock: f64,
     pub steps: u64,
     /// Tokens of answers made, and of prompts stored.
@@ -58,7 +58,7 @@ impl<'a> Driver<'a> {
             truth: costs,
             queues: Queues::default(),
             live: HashMap::new(),
-            slots: Slots::default(),
+            slots: SlotMap::default(),
             clock: 0.0,
             steps: 0,
             tokens: 0,
@@ -157,7 +157,7 @@ impl<'a> Driver<'a> {
     }
 
     fn commit(&mut self, iteration: &Iteration, parked: &[Option<u32>]) {
-        self.queues.commit(iteration, parked);
+        self.queues.commit(iteration, parked, |g| g.tokens);
         for (i, batch) in iteration.sub_batches.iter().enumerate() {
             let at = parked.get(i).copied().flatten();
             for group in &batch.groups {

@@ -4,7 +4,8 @@
 use serde_json::Value;
 use tandem::program::{Flow, Iteration, Phase, RequestId, Side};
 use tandem::sched::{
-    self, Decision, Limits, Mode, Predict, Queues, RequestView, Seen, apex_algorithm_1, pipelining_pays_mixed,
+    self, BalanceInputs, Decision, Limits, Mode, Predict, Queues, RequestView, apex_algorithm_1,
+    pipelining_pays_mixed,
 };
 
 use super::formulas::{TwoLanes, overlap_gain, pipelining_gain, pipelining_pays, ratio_limit, waiting_saved};
@@ -81,8 +82,16 @@ fn algorithm_1_chooses_as_worked_by_hand() {
             args.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
         };
         let [prefills, _, host, n_g, n_c, l, g] = args[..] else { panic!("{args:?}") };
-        let seen =
-            Seen { prompts: prefills > 0.0, host_requests: host as usize, n_g, n_c, l, g, lp: l, gp: g };
+        let seen = BalanceInputs {
+            prompts: prefills > 0.0,
+            host_requests: host as usize,
+            n_g,
+            n_c,
+            l,
+            g,
+            lp: l,
+            gp: g,
+        };
         let name = match apex_algorithm_1(&seen) {
             Mode::GpuOnly => "gpu_only",
             Mode::Pipelined => "asym_pipeline",
@@ -144,7 +153,7 @@ fn queues(device: &[u32], host: &[u32]) -> Queues {
         queues.submit(job);
     }
     queues.admit(&decision);
-    queues.commit(&Iteration::serial(groups, true), &[]);
+    queues.commit(&Iteration::serial(groups, true), &[], |g| g.tokens);
     queues
 }
 

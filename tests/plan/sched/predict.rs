@@ -9,7 +9,7 @@ use tandem::model::synth;
 use tandem::plan::Costs as _;
 use tandem::plan::{Hardware, Predictor, Roofline, Sizes, hardware};
 use tandem::program::{
-    Flow, Group, Iteration, Kv, LayerPlacement, PageMove, Phase, Placement, Policy, RequestId, Residence,
+    Flow, Group, Iteration, Kv, LayerPlacement, MoveRequest, Phase, Placement, Policy, RequestId, Residence,
     Side, SubBatch, Sublayer, Unit, Wants, check, lower,
 };
 use tandem::sched::{self, Limits, Predict, Queues, RequestView};
@@ -107,7 +107,7 @@ fn iterations(layers: u32) -> impl Draw<Value = Iteration> {
 
 /// Whole requests to the side where the iteration has them: of its first sub-batch those that `which` says, and one without rows.
 fn with_moves(mut iteration: Iteration, which: &[bool]) -> Iteration {
-    let of = |request, pages: u32, to| PageMove { request, to, pages: 0..pages };
+    let of = |request, pages: u32, to| MoveRequest { request, to, pages: 0..pages };
     let groups = iteration.sub_batches[0].groups.iter().zip(which);
     iteration.moves = groups
         .filter(|(g, moves)| **moves && g.first as usize >= PAGE_TOKENS)
@@ -207,7 +207,7 @@ fn crowd(n: u32) -> Queues {
         queues.submit(job);
     }
     queues.admit(&decision);
-    queues.commit(&Iteration::serial(groups, false), &[]);
+    queues.commit(&Iteration::serial(groups, false), &[], |g| g.tokens);
     // And as many that wait.
     for slot in n..2 * n {
         queues.submit(RequestView::new(RequestId { slot, generation: 0 }, 200, 900));

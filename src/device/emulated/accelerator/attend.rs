@@ -9,7 +9,7 @@ use crate::device::accelerator::{Attend, LayerWeights, PartialRows, StepContext}
 use crate::device::emulated::ops::attention::{self, Tokens};
 use crate::device::emulated::ops::cast::{numbers, numbers_mut, to_f32};
 use crate::device::emulated::ops::pages::PageShape;
-use crate::device::emulated::step::Seq;
+use crate::device::emulated::step::CpuSeq;
 use crate::device::runtime::DevPtr;
 
 /// See [`Accelerator::attend`](crate::device::accelerator::Accelerator::attend).
@@ -31,7 +31,7 @@ pub(super) fn attend(
     let own = step.clip(rows);
     let q = io.read_rows(ws.q, &own, 2 * qd);
     // Pages that the window has left are not read.
-    let seen_pages = |s: &Seq| {
+    let seen_pages = |s: &CpuSeq| {
         let from = s.attend.first_token();
         let first = attention::seen(step.position(s.row0), from, window).start.max(from);
         s.pages.len().min((first - from) / PAGE_TOKENS)..s.pages.len()

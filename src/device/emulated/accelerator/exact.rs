@@ -12,9 +12,9 @@ use crate::Result;
 use crate::cache::{PAGE_TOKENS, PagePool};
 use crate::device::accelerator::{Attend, LayerWeights, PartialRows, Shape, StepContext};
 use crate::device::emulated::ops::cast::{numbers, numbers_mut};
-use crate::device::emulated::ops::cpu::{Cpu, SeqPages};
+use crate::device::emulated::ops::cpu::{CpuKernels, SeqPages};
 use crate::device::emulated::ops::pages::PageShape;
-use crate::device::emulated::step::{Late, Seq};
+use crate::device::emulated::step::{CpuSeq, Late};
 use crate::device::runtime::DevPtr;
 use crate::simd::attention::{AttnShape, Partial};
 
@@ -52,7 +52,7 @@ impl SeqOperands {
         io: &mut Operands,
         cx: &StepContext<'_>,
         kv: DevPtr,
-        s: &Seq,
+        s: &CpuSeq,
         rows: &Range<usize>,
         first_pos: usize,
         windowed: bool,
@@ -78,7 +78,7 @@ impl SeqOperands {
     }
 
     /// The sequence's queries and pages.
-    fn read<'a>(&self, cpu: &Cpu, shape: &Shape, reads: &[&'a [u8]]) -> Result<(&'a [f32], PagePool)> {
+    fn read<'a>(&self, cpu: &CpuKernels, shape: &Shape, reads: &[&'a [u8]]) -> Result<(&'a [f32], PagePool)> {
         // The page holds nothing yet after the last attended token.
         let first = (self.seq.pages.len() - self.n_pages) * PAGE_TOKENS;
         let end = self.seq.tokens.end.min(self.seq.first_pos + self.seq.n_rows);
@@ -92,7 +92,7 @@ impl SeqOperands {
 pub(super) fn attend(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
-    cpu: Cpu,
+    cpu: CpuKernels,
     layer: &LayerWeights,
     kv: DevPtr,
     rows: &Range<usize>,
@@ -147,7 +147,7 @@ pub(super) fn attend(
 pub(super) fn merge(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
-    cpu: Cpu,
+    cpu: CpuKernels,
     layer: &LayerWeights,
     other: &PartialRows,
     rows: &Range<usize>,

@@ -6,7 +6,7 @@ use super::EmulatedAccelerator;
 use super::qkv::check_mailbox;
 use crate::Result;
 use crate::device::accelerator::{LayerPages, Mailbox, PageMove, Shape, StepContext};
-use crate::device::emulated::op::PageMoves;
+use crate::device::emulated::op::LayerPageMoves;
 use crate::device::emulated::ops::cast::Kept;
 use crate::device::emulated::ops::pages::PageShape;
 
@@ -49,8 +49,8 @@ pub(super) fn page_moves(
     layers: &[LayerPages],
     pages: &[PageMove],
     to_host: bool,
-) -> Result<PageMoves> {
+) -> Result<LayerPageMoves> {
     PageMove::check(pages, to_host)?;
     let page = PageShape::of(shape);
-    Ok(PageMoves { page, layers: layers.into(), pages: pages.into(), to_host })
+    Ok(LayerPageMoves { page, layers: layers.into(), pages: pages.into(), to_host })
 }

@@ -24,10 +24,10 @@ use std::sync::Arc;
 
 use self::operands::Operands;
 use super::op::HostOp;
-use super::ops::cpu::{Cpu, Plans};
+use super::ops::cpu::{CpuKernels, Plans};
 use super::ops::linear::Arithmetic;
 use super::runtime::EmulatedRuntime;
-use super::step::HostStep;
+use super::step::CpuStep;
 use crate::device::accelerator::{
     Accelerator, EmbedWeight, FeedForward, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight,
     Mailbox, NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc,
@@ -61,11 +61,11 @@ impl EmulatedAccelerator {
 
     /// The arithmetic of operations on a model of this shape.
     fn arithmetic(&self, shape: &Shape) -> Arithmetic {
-        let cpu = shape.exact.map(|isa| Cpu::new(isa, &self.pool, &self.plans));
+        let cpu = shape.exact.map(|isa| CpuKernels::new(isa, &self.pool, &self.plans));
         Arithmetic { kernels: Kernels::for_isa(shape.exact.unwrap_or(self.isa)), cpu }
     }
 
-    fn step<'a>(&self, cx: &'a StepContext<'_>) -> &'a Arc<HostStep> {
+    fn step<'a>(&self, cx: &'a StepContext<'_>) -> &'a Arc<CpuStep> {
         cx.step.inner.downcast_ref().expect("a step that this accelerator prepared")
     }
 
@@ -164,7 +164,7 @@ impl Accelerator for EmulatedAccelerator {
         step: &StepDesc<'_>,
         memory: DevPtr,
     ) -> Result<Step> {
-        let host = HostStep::new(limits, step, memory)?;
+        let host = CpuStep::new(limits, step, memory)?;
         let tokens: Vec<u8> = step.tokens.iter().flat_map(|t| t.to_ne_bytes()).collect();
         self.runtime.upload(lane, memory, &tokens)?;
         Ok(Step {

@@ -115,7 +115,7 @@ impl MatrixOperand {
 pub(super) struct SinkOperand(usize);
 
 impl SinkOperand {
-    /// All of them.
+    /// Those of all heads; `None` of a layer without.
     pub fn all<'a>(self, reads: &[&'a [u8]]) -> Option<&'a [f32]> {
         Some(numbers(reads[self.0])).filter(|sinks: &&[f32]| !sinks.is_empty())
     }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::state::{Mark, State, Step};
+use super::state::{LaneStep, Mark, State};
 use super::{Core, lock};
 use crate::device::clock::counts;
 use crate::device::runtime::Lane;
@@ -20,7 +20,7 @@ impl Core {
         let moment = self.clock.as_ref().map(|c| c.record(lane));
         let (device, done) = (Arc::downgrade(self), OnceLock::new());
         let mark = Arc::new(Mark { device, lane, clock, done, passed, moment });
-        self.push(&mut state, lane, Step::Signal(mark.clone()), false, false, vec![]);
+        self.push(&mut state, lane, LaneStep::Signal(mark.clone()), false, false, vec![]);
         drop(state);
         self.let_some_act();
         Ok(mark)
@@ -37,7 +37,7 @@ impl Core {
         state.faults.waits += 1;
         let (waits, plan) = (state.faults.waits, &state.faults.plan);
         if !plan.forget_waits.is_some_and(|n| waits.is_multiple_of(n)) {
-            self.push(&mut state, lane, Step::Wait(mark.clone()), false, false, vec![]);
+            self.push(&mut state, lane, LaneStep::Wait(mark.clone()), false, false, vec![]);
         }
         drop(state);
         self.let_some_act();

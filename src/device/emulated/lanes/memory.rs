@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::state::{Problem, State};
 use super::{Core, lock};
 use crate::device::emulated::op::Span;
-use crate::device::emulated::pinned::HostMemory;
+use crate::device::emulated::pinned::HostBytes;
 use crate::device::runtime::{DevPtr, Lane, Pinned};
 use crate::{Error, Result};
 
@@ -50,7 +50,7 @@ impl Core {
         Ok(ptr)
     }
 
-    pub fn pinned(&self, bytes: usize) -> Result<Arc<HostMemory>> {
+    pub fn pinned(&self, bytes: usize) -> Result<Arc<HostBytes>> {
         {
             let mut state = lock(&self.state);
             state.alive()?;
@@ -60,15 +60,15 @@ impl Core {
                 )));
             }
         }
-        Ok(self.keep(HostMemory::new(bytes)?))
+        Ok(self.keep(HostBytes::new(bytes)?))
     }
 
     /// Host memory that copies use but that the device cannot access.
-    pub fn pageable(&self, bytes: usize) -> Result<Arc<HostMemory>> {
-        Ok(self.keep(HostMemory::pageable(bytes)?))
+    pub fn pageable(&self, bytes: usize) -> Result<Arc<HostBytes>> {
+        Ok(self.keep(HostBytes::pageable(bytes)?))
     }
 
-    fn keep(&self, memory: HostMemory) -> Arc<HostMemory> {
+    fn keep(&self, memory: HostBytes) -> Arc<HostBytes> {
         let memory = Arc::new(memory);
         let mut state = lock(&self.state);
         state.pinned.retain(|_, m| m.strong_count() > 0);

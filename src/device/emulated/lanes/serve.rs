@@ -5,9 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::state::{Enqueued, Problem, State, Step, Trouble};
+use super::state::{Enqueued, LaneStep, Problem, State, Trouble};
 use super::{Core, lock};
-use crate::device::emulated::op::{Direction, Hooks, Op};
+use crate::device::emulated::op::{CopyDirection, Hooks, Op};
 use crate::device::emulated::program::{self, OwnedLaunch};
 use crate::device::emulated::random::Random;
 use crate::device::runtime::Lane;
@@ -36,7 +36,7 @@ impl Core {
                 }
                 continue;
             };
-            if let Step::Wait(mark) = &job.step {
+            if let LaneStep::Wait(mark) = &job.step {
                 while mark.done.get().is_none() && !state.over() {
                     state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
@@ -60,24 +60,24 @@ impl Core {
     ) -> MutexGuard<'a, State> {
         let trouble = state.lanes[l].trouble_of(job.seq);
         match &job.step {
-            Step::Signal(mark) => {
+            LaneStep::Signal(mark) => {
                 if let Some(passed) = &mark.passed {
                     passed.get_or_init(Instant::now);
                 }
                 let set = mark.done.set(trouble.map_or(Ok(()), Err));
                 assert!(set.is_ok(), "a mark is enqueued once");
             }
-            Step::Wait(mark) => {
+            LaneStep::Wait(mark) => {
                 if let (Some(Err(problem)), None) = (mark.done.get(), trouble) {
                     state.lanes[l].trouble = Some(Trouble { problem: problem.clone(), through: None });
                 }
             }
-            Step::Work(_) if trouble.is_some() => {}
-            Step::Work(op) if job.lose => {
+            LaneStep::Work(_) if trouble.is_some() => {}
+            LaneStep::Work(op) if job.lose => {
                 let why = format!("lost at {} (a fault was injected)", op.describe());
                 self.lose(&mut state, Problem::new("emulated accelerator", why));
             }
-            Step::Work(op) => {
+            LaneStep::Work(op) => {
                 if self.turns.is_none() {
                     state.lanes[l].running = Some((Instant::now(), op.describe()));
                 }
@@ -109,8 +109,8 @@ impl Core {
             gb_s.map_or(Duration::ZERO, |s| Duration::from_secs_f64(bytes as f64 / (s * 1e9)))
         };
         let transfer = match op.copied() {
-            Some((Direction::ToDevice, bytes)) => seconds(bytes, speed.host_to_device),
-            Some((Direction::ToHost, bytes)) => seconds(bytes, speed.device_to_host),
+            Some((CopyDirection::ToDevice, bytes)) => seconds(bytes, speed.host_to_device),
+            Some((CopyDirection::ToHost, bytes)) => seconds(bytes, speed.device_to_host),
             _ => Duration::ZERO,
         };
         // A copy's bytes may arrive at any time between its beginning and its end.

@@ -9,8 +9,8 @@ use super::Core;
 use crate::device::clock::Moment;
 use crate::device::emulated::op::{Op, Span};
 use crate::device::emulated::options::FaultPlan;
-use crate::device::emulated::order::{Clock, Order};
-use crate::device::emulated::pinned::HostMemory;
+use crate::device::emulated::order::{LaneClock, Order};
+use crate::device::emulated::pinned::HostBytes;
 use crate::device::runtime::{DevPtr, Lane, Pinned};
 use crate::{Error, Result};
 
@@ -43,7 +43,7 @@ impl Problem {
 pub(in crate::device::emulated) struct Mark {
     pub device: Weak<Core>,
     pub(super) lane: Lane,
-    pub(super) clock: Clock,
+    pub(super) clock: LaneClock,
     /// Set when the lane reaches the mark.
     pub(super) done: OnceLock<std::result::Result<(), Problem>>,
     /// When it was reached, for marks that keep the time.
@@ -52,7 +52,7 @@ pub(in crate::device::emulated) struct Mark {
     pub moment: Option<Moment>,
 }
 
-pub(super) enum Step {
+pub(super) enum LaneStep {
     Work(Op),
     Signal(Arc<Mark>),
     Wait(Arc<Mark>),
@@ -60,13 +60,13 @@ pub(super) enum Step {
 
 pub(super) struct Enqueued {
     pub seq: u64,
-    pub step: Step,
+    pub step: LaneStep,
     /// Whether the device is lost when this work begins.
     pub lose: bool,
     /// Whether the work never ends.
     pub endless: bool,
     /// Pinned memory that the work uses.
-    pub _keep: Vec<Arc<HostMemory>>,
+    pub _keep: Vec<Arc<HostBytes>>,
 }
 
 /// A failure, and the last work of the lane that it covers: unknown until the failure has been reported.
@@ -119,7 +119,7 @@ pub(super) struct State {
     pub faults: Faults,
     pub capture: Option<(ThreadId, Vec<Op>)>,
     /// Pinned memory by address. Dropped entries are removed when more is allocated.
-    pub pinned: BTreeMap<u64, Weak<HostMemory>>,
+    pub pinned: BTreeMap<u64, Weak<HostBytes>>,
     /// Freed memory, and for each lane the last work that may use it.
     pub retired: Vec<(DevPtr, [u64; 3])>,
 }
@@ -160,7 +160,7 @@ impl State {
     }
 
     /// The pinned memory that a span lies in.
-    pub fn pinned(&self, span: &Span) -> Option<Arc<HostMemory>> {
+    pub fn pinned(&self, span: &Span) -> Option<Arc<HostBytes>> {
         let (&start, memory) = self.pinned.range(..=span.ptr.0).next_back()?;
         let memory = memory.upgrade()?;
         (span.len <= (start + memory.len() as u64).checked_sub(span.ptr.0)? as usize).then_some(memory)

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::thread::ThreadId;
 
-use super::state::{Enqueued, State, Step};
+use super::state::{Enqueued, LaneStep, State};
 use super::{Core, lock, name};
 use crate::device::emulated::op::{Op, Span};
-use crate::device::emulated::pinned::HostMemory;
+use crate::device::emulated::pinned::HostBytes;
 use crate::device::runtime::Lane;
 use crate::{Error, Result};
 
@@ -58,7 +58,7 @@ impl Core {
         })?;
         if matches!(op, Op::Uses { .. }) {
             // Declaring takes no time, and does not count as an operation for the plan of faults.
-            self.push(&mut state, lane, Step::Work(op), false, false, keep);
+            self.push(&mut state, lane, LaneStep::Work(op), false, false, keep);
             return Ok(());
         }
         let copy = op.copied().is_some();
@@ -68,7 +68,7 @@ impl Core {
         let lose = faults.plan.lost_at == Some(faults.operations);
         let endless = copy && faults.plan.endless_copy == Some(faults.copies);
         self.enter_time(lane, &op);
-        self.push(&mut state, lane, Step::Work(op), lose, endless, keep);
+        self.push(&mut state, lane, LaneStep::Work(op), lose, endless, keep);
         drop((state, arena));
         self.let_some_act();
         Ok(())
@@ -106,10 +106,10 @@ impl Core {
         &self,
         state: &mut State,
         lane: Lane,
-        step: Step,
+        step: LaneStep,
         lose: bool,
         endless: bool,
-        keep: Vec<Arc<HostMemory>>,
+        keep: Vec<Arc<HostBytes>>,
     ) {
         let l = &mut state.lanes[lane as usize];
         l.enqueued += 1;

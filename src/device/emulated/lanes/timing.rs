@@ -2,7 +2,7 @@
 
 use super::Core;
 use crate::device::clock::{Rates, Work};
-use crate::device::emulated::op::{Direction, Op};
+use crate::device::emulated::op::{CopyDirection, Op};
 use crate::device::runtime::Lane;
 
 impl Core {
@@ -26,10 +26,10 @@ fn seconds(rates: &Rates, op: &Op) -> f64 {
         Op::Fill { len, .. } => memory(*len),
         Op::Kernel(_) | Op::Host(_) | Op::Pages(_) | Op::Uses { .. } => 0.0,
         _ => match op.copied() {
-            Some((Direction::ToDevice, bytes)) => rates.upload(bytes),
-            Some((Direction::ToHost, bytes)) => rates.download(bytes),
+            Some((CopyDirection::ToDevice, bytes)) => rates.upload(bytes),
+            Some((CopyDirection::ToHost, bytes)) => rates.download(bytes),
             // Each byte is read and written.
-            Some((Direction::Within, bytes)) => memory(2 * bytes),
+            Some((CopyDirection::Within, bytes)) => memory(2 * bytes),
             None => 0.0,
         },
     }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, MutexGuard, Weak};
 
-use super::state::{Problem, State, Step};
+use super::state::{LaneStep, Problem, State};
 use super::{Core, lock};
 use crate::device::runtime::Lane;
 use crate::device::turns::{Actor, Turns};
@@ -36,9 +36,9 @@ impl Core {
         }
         let Some(job) = state.lanes[l].queue.front() else { return false };
         let waits = match &job.step {
-            Step::Wait(mark) => mark.done.get().is_none(),
-            Step::Work(_) => job.endless && state.lanes[l].trouble.is_none(),
-            Step::Signal(_) => false,
+            LaneStep::Wait(mark) => mark.done.get().is_none(),
+            LaneStep::Work(_) => job.endless && state.lanes[l].trouble.is_none(),
+            LaneStep::Signal(_) => false,
         };
         if waits {
             return false;
@@ -84,7 +84,7 @@ impl Core {
             if !acted && state.lost.is_none() && pending(&state) {
                 let endless = state.lanes.iter().filter_map(|l| l.queue.front()).find(|job| job.endless);
                 let problem = match endless.map(|job| &job.step) {
-                    Some(Step::Work(op)) => {
+                    Some(LaneStep::Work(op)) => {
                         Problem::new(op.describe(), "never ends; the emulated accelerator is taken for lost")
                     }
                     _ => Problem::new("emulated accelerator", "deadlock: its work waits for itself"),

@@ -21,7 +21,7 @@ use crate::tensor::{Bytes, Rows, RowsMut, Tensor};
 
 /// The kernels of a tier, on the thread of a lane alone.
 #[derive(Clone)]
-pub struct Cpu {
+pub struct CpuKernels {
     isa: Isa,
     pool: Arc<Pool>,
     plans: Arc<Plans>,
@@ -80,10 +80,10 @@ impl SeqPages {
     }
 }
 
-impl Cpu {
+impl CpuKernels {
     /// The kernels of `isa`.
-    pub fn new(isa: Isa, pool: &Arc<Pool>, plans: &Arc<Plans>) -> Cpu {
-        Cpu { isa, pool: pool.clone(), plans: plans.clone() }
+    pub fn new(isa: Isa, pool: &Arc<Pool>, plans: &Arc<Plans>) -> CpuKernels {
+        CpuKernels { isa, pool: pool.clone(), plans: plans.clone() }
     }
 
     /// `y[m][column + n] = x·Wᵀ + b`, rows of `y` are `ldy` long. `fine`: a weight whose activations the CPU quantises finely.
@@ -152,10 +152,10 @@ impl Cpu {
         })
     }
 
-    /// [`Cpu::attend`] before normalisation.
+    /// [`CpuKernels::attend`] before normalisation.
     ///
     /// # Errors
-    /// As [`Cpu::attend`].
+    /// As [`CpuKernels::attend`].
     pub fn attend_part(
         &self,
         shape: &AttnShape,
@@ -174,7 +174,7 @@ impl Cpu {
     /// before the first of these pages.
     ///
     /// # Errors
-    /// As [`Cpu::attend`].
+    /// As [`CpuKernels::attend`].
     pub fn attend_rest(
         &self,
         shape: &AttnShape,

@@ -1,6 +1,6 @@
 //! `y = x·Wᵀ + b` on rows of any dtype, decoded one by one; sums in f32.
 
-use super::cpu::Cpu;
+use super::cpu::CpuKernels;
 use super::matrix::Matrix;
 use crate::model::Ffn;
 use crate::simd::Kernels;
@@ -26,7 +26,7 @@ pub struct Arithmetic {
     /// The kernels that decode rows and apply activations.
     pub kernels: &'static Kernels,
     /// The CPU kernels that multiply, if results are exact; otherwise the dot products below do.
-    pub cpu: Option<Cpu>,
+    pub cpu: Option<CpuKernels>,
 }
 
 impl Arithmetic {

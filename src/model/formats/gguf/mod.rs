@@ -25,7 +25,7 @@ use std::path::Path;
 use super::Files;
 use crate::tensor::{Bytes, DType, Tensor};
 use crate::{Error, Result};
-use reader::Reader;
+use reader::GgufReader;
 
 /// A parsed file, or the files of a split model together. Tensors are views; nothing of their bytes has been read.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl Gguf {
     /// # Errors
     /// Not GGUF, an unsupported version or tensor type, or malformed in any way.
     pub fn parse(bytes: Bytes) -> Result<Gguf> {
-        let mut r = Reader::new(&bytes);
+        let mut r = GgufReader::new(&bytes);
         if bytes.get(..4) != Some(b"GGUF".as_slice()) {
             let problem = super::guise::suspect("does not start with `GGUF`", &bytes, "is this a GGUF file?");
             return Err(Error::format("header", problem));
@@ -150,7 +150,7 @@ struct Info {
 }
 
 impl Info {
-    fn read(r: &mut Reader<'_>, index: usize) -> Result<Info> {
+    fn read(r: &mut GgufReader<'_>, index: usize) -> Result<Info> {
         let name = r.string(&format!("name of tensor {index}"))?;
         let n_dims = r.u32(&name)?;
         if !(1..=4).contains(&n_dims) {

@@ -14,14 +14,14 @@ const MAX_DEPTH: usize = 3;
 const MAX_NAME: usize = 65_535;
 
 /// Reads little-endian values and never past the end.
-pub struct Reader<'a> {
+pub struct GgufReader<'a> {
     bytes: &'a Bytes,
     at: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> GgufReader<'a> {
     pub fn new(bytes: &'a Bytes) -> Self {
-        Reader { bytes, at: 0 }
+        GgufReader { bytes, at: 0 }
     }
 
     pub fn position(&self) -> usize {

@@ -1,6 +1,6 @@
 //! How many blocks stay on the GPU, and which.
 
-use super::super::planner::{Draft, ENDS, Ends, Planner};
+use super::super::planner::{CandidateDraft, ENDS, Ends, Planner};
 use super::{RESIDENTS, Vectors};
 use crate::plan::cost::Group;
 use crate::plan::memory::page_bytes;
@@ -61,7 +61,7 @@ impl Pins {
 }
 
 /// Vectors of the three kinds of blocks, and what there is to say of them.
-pub(super) struct Kinds {
+pub(super) struct BlockKinds {
     vectors: Vectors,
     placed: [LayerPlacement; 3],
     notes: Vec<String>,
@@ -78,10 +78,10 @@ fn layer(at: Resident, (prefill, decode): (Policy, Policy)) -> LayerPlacement {
     LayerPlacement { weights, prefill, decode, kv: at.kv, device_experts: 0 }
 }
 
-impl Kinds {
-    pub fn new(vectors: Vectors, notes: Vec<String>) -> Kinds {
+impl BlockKinds {
+    pub fn new(vectors: Vectors, notes: Vec<String>) -> BlockKinds {
         let placed = std::array::from_fn(|i| layer(RESIDENTS[i], vectors[i]));
-        Kinds { vectors, placed, notes }
+        BlockKinds { vectors, placed, notes }
     }
 
     /// The best few ways to pin, by the closed form; none if nothing fits.
@@ -152,7 +152,7 @@ impl Kinds {
         }
     }
 
-    pub fn draft(&self, planner: &Planner<'_>, pins: Pins) -> Draft {
+    pub fn draft(&self, planner: &Planner<'_>, pins: Pins) -> CandidateDraft {
         let (n, [with, without]) = (planner.sizes.layers(), pins.counts);
         let pinned = with + without;
         // What is told are the vectors of the blocks that are not pinned, if there is one.
@@ -169,7 +169,7 @@ impl Kinds {
             reason +=
                 &format!("; the others ({}) for prompts and ({}) in decode", text(told.0), text(told.1));
         }
-        let mut draft = Draft::new(self.place(planner, pins), pins.chunk, reason);
+        let mut draft = CandidateDraft::new(self.place(planner, pins), pins.chunk, reason);
         (draft.policies, draft.pinned, draft.notes) = (Some(told), Some(pinned), self.notes.clone());
         draft
     }
@@ -200,7 +200,7 @@ fn seconds(planner: &Planner<'_>, kinds: &[LayerPlacement; 3], chunk: u64) -> [P
 /// CPU alone in a way that a closed form does not see. None, if it does not even fit without any.
 fn counts(
     planner: &Planner<'_>,
-    kinds: &Kinds,
+    kinds: &BlockKinds,
     sums: &[Prefix; 3],
     chunk: u64,
     ends: Ends,

@@ -18,7 +18,7 @@ fn step(flow: Flow, lanes: &[Lane<'_>], moves: &[(Side, u32)]) -> Iteration {
         SubBatch::from(lane.iter().map(group).collect::<Vec<_>>())
     };
     let sub_batches = lanes.iter().map(&mut batch).collect();
-    let moves = moves.iter().map(|&(to, slot)| PageMove {
+    let moves = moves.iter().map(|&(to, slot)| MoveRequest {
         request: RequestId { slot, generation: 0 },
         to,
         pages: 0..3,
@@ -64,14 +64,15 @@ fn layers_that_repeat_are_lowered_once() {
     for model in ["llama-3.1-8b", "qwen3-14b"] {
         let sizes = Sizes::of_spec(&synth::spec(model).unwrap());
         for placement in placements(&sizes) {
-            let kinds = Kinds::of(&sizes, &placement);
+            let kinds = LayerKinds::of(&sizes, &placement);
             let each: Vec<usize> = kinds.runs.iter().map(|&(_, n)| n).collect();
             let few: Vec<usize> = each.iter().map(|&n| unroll::lowered(n)).collect();
             for (lanes, moves) in lanes.iter().flat_map(|l| moves.iter().map(move |m| (*l, *m))) {
                 let flow = if lanes.len() == 1 { Flow::Serial } else { Flow::TwoLanes };
                 let iteration = step(flow, lanes, moves);
                 let sums = Sums::of(&iteration, &kinds);
-                let shape = Shape::of(&placement, &iteration, &kinds, &sums, &Moved::of(&iteration, &kinds));
+                let shape =
+                    Shape::of(&placement, &iteration, &kinds, &sums, &MovesToSide::of(&iteration, &kinds));
                 let mut ops = Vec::new();
                 // Pages of a layer on the host do not move between the sides.
                 let Ok(want) = program(&shape, &placement, &kinds, &each, &mut ops) else { continue };

@@ -11,7 +11,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::quant::format::Format;
+use super::super::quant::format::RecordFormat;
 use super::half_tiles;
 
 /// Half an ulp of bf16, in the bits of an f32.
@@ -88,7 +88,7 @@ unsafe fn quad(q: [__m512; 4], d: __m512, m: __m512, out: *mut u16) {
 /// The record at `w` has block `b`; the CPU has the features.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-unsafe fn scales<F: Format, const NIBBLES: bool>(w: *const u8, b: usize) -> [(__m512, __m512); 2] {
+unsafe fn scales<F: RecordFormat, const NIBBLES: bool>(w: *const u8, b: usize) -> [(__m512, __m512); 2] {
     // SAFETY: as promised.
     unsafe {
         let (d, m) = F::scales(w, b, 0);
@@ -112,7 +112,7 @@ unsafe fn scales<F: Format, const NIBBLES: bool>(w: *const u8, b: usize) -> [(__
 /// The record at `w` has block `b`, `scales` are its; `out` has room for a tile; the CPU has the features.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-unsafe fn part<F: Format, const NIBBLES: bool, const J: usize>(
+unsafe fn part<F: RecordFormat, const NIBBLES: bool, const J: usize>(
     w: *const u8,
     b: usize,
     scales: &[(__m512, __m512); 2],
@@ -162,7 +162,7 @@ unsafe fn part<F: Format, const NIBBLES: bool, const J: usize>(
 /// # Safety
 /// The group at `w` has this block of 32; `out` has room for a tile; the CPU has the features.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-pub(super) unsafe fn whole<F: Format, const NIBBLES: bool>(w: *const u8, step: usize, out: *mut u16) {
+pub(super) unsafe fn whole<F: RecordFormat, const NIBBLES: bool>(w: *const u8, step: usize, out: *mut u16) {
     let blocks = F::LAYOUT.record_k / 32;
     let (w, b) = (w.wrapping_add(step / blocks * F::LAYOUT.record_bytes), step % blocks);
     // SAFETY: block `b` of a record of the group.
@@ -180,7 +180,7 @@ pub(super) unsafe fn whole<F: Format, const NIBBLES: bool>(w: *const u8, step: u
 /// # Safety
 /// As there.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-pub(super) unsafe fn quarter<F: Format, const NIBBLES: bool>(
+pub(super) unsafe fn quarter<F: RecordFormat, const NIBBLES: bool>(
     w: *const u8,
     step: usize,
     quarter: usize,
@@ -205,7 +205,7 @@ pub(super) unsafe fn quarter<F: Format, const NIBBLES: bool>(
 /// # Safety
 /// As there; the CPU has [`half_arithmetic`](crate::amx::half_arithmetic).
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-pub(super) unsafe fn half_whole<F: Format, const NIBBLES: bool>(
+pub(super) unsafe fn half_whole<F: RecordFormat, const NIBBLES: bool>(
     group: *const u8,
     step: usize,
     out: *mut u16,
@@ -229,7 +229,7 @@ pub(super) unsafe fn half_whole<F: Format, const NIBBLES: bool>(
 /// # Safety
 /// As there.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-pub(super) unsafe fn half_quarter<F: Format, const NIBBLES: bool>(
+pub(super) unsafe fn half_quarter<F: RecordFormat, const NIBBLES: bool>(
     group: *const u8,
     step: usize,
     j: usize,

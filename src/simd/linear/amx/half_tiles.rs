@@ -23,10 +23,10 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::super::quant::format::Format;
+use super::super::quant::format::RecordFormat;
 
 /// Scale and offset of 16 rows, times 2^16, as f16, twice in each dword.
-pub(super) type Scales = (__m512i, __m512i);
+pub(super) type RowScales = (__m512i, __m512i);
 
 /// `v · 2^16` as 16 f16, each twice in the words of its dword.
 #[inline]
@@ -44,7 +44,10 @@ fn halves(v: __m512) -> __m512i {
 /// The record at `w` has block `b`; the CPU has the features.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-pub(super) unsafe fn scales<F: Format, const NIBBLED: bool>(w: *const u8, b: usize) -> Option<[Scales; 2]> {
+pub(super) unsafe fn scales<F: RecordFormat, const NIBBLED: bool>(
+    w: *const u8,
+    b: usize,
+) -> Option<[RowScales; 2]> {
     let of_half = |(d, m): (__m512, __m512)| {
         // Codes range from 0 to below 2^bits, so |w| <= |m| + 2^bits |d|; symmetric formats reach |m| only.
         let most = match F::ZERO_LOG2 {
@@ -98,7 +101,7 @@ fn from_words(words: __m512i) -> __m512i {
 /// `out` has room for 32 elements.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn row(q: __m512i, (d, m): Scales, out: *mut u16) {
+unsafe fn row(q: __m512i, (d, m): RowScales, out: *mut u16) {
     let eighth = _mm512_mulhrs_epi16(fma(q, d, m), _mm512_set1_epi16(1 << 12));
     let (mask, exponent) = (_mm512_set1_epi16(0x8fff_u16 as i16), _mm512_set1_epi16(96 << 7));
     // SAFETY: as promised.
@@ -150,10 +153,10 @@ fn words<const UPPER: bool>(c: __m512i) -> __m512i {
 /// [`half_arithmetic`](crate::amx::half_arithmetic).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-pub(super) unsafe fn part<F: Format, const NIBBLED: bool, const J: usize>(
+pub(super) unsafe fn part<F: RecordFormat, const NIBBLED: bool, const J: usize>(
     w: *const u8,
     b: usize,
-    scales: &[Scales; 2],
+    scales: &[RowScales; 2],
     out: *mut u16,
 ) {
     // SAFETY: as promised.
@@ -224,7 +227,7 @@ mod tests {
         (2f64.powi(-8) + 2f64.powi(-11)) * w.abs() + rounded * scale * 2f64.powi(-11) + 2f64.powi(-30)
     }
 
-    fn check<F: Format, const NIBBLED: bool>(dtype: DType, scale: f32) {
+    fn check<F: RecordFormat, const NIBBLED: bool>(dtype: DType, scale: f32) {
         let k = 512;
         let w = random(dtype, k, scale);
         let packed = pack(&w);
@@ -272,7 +275,7 @@ mod tests {
         assert!(crate::amx::half_arithmetic(), "in hardware or emulated");
         for scale in [1e-7, 1e-4, 5e-4, 0.02, 40.0] {
             for dtype in DType::QUANTISED {
-                with_format!(dtype, F => check::<F, { <F as Format>::NIBBLES }>(dtype, scale));
+                with_format!(dtype, F => check::<F, { <F as RecordFormat>::NIBBLES }>(dtype, scale));
             }
         }
     }

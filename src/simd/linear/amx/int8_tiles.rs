@@ -21,9 +21,9 @@
 
 use std::arch::x86_64::*;
 
-use super::super::kernel::{Form, GROUP, LinearKernel, Work};
+use super::super::kernel::{ActsForm, GROUP, LinearKernel, Work};
 use super::super::quant::X;
-use super::super::quant::format::Format;
+use super::super::quant::format::RecordFormat;
 use super::range;
 use crate::amx::int8::{B_BYTES, C_LEN, TILE_K, product};
 use crate::amx::scratch;
@@ -82,7 +82,7 @@ struct BlockProduct<'a> {
 impl BlockProduct<'_> {
     /// The record of a step, and its block within it.
     #[inline(always)]
-    fn at<F: Format>(&self, step: usize) -> (*const u8, usize) {
+    fn at<F: RecordFormat>(&self, step: usize) -> (*const u8, usize) {
         let blocks = F::LAYOUT.record_k / 32;
         (self.w.wrapping_add(step / blocks * F::LAYOUT.record_bytes), step % blocks)
     }
@@ -92,7 +92,7 @@ impl BlockProduct<'_> {
     /// # Safety
     /// The group has this step, the scratch this slot; AVX-512.
     #[inline(always)]
-    unsafe fn make<F: Format>(&self, step: usize, slot: usize, ahead: usize) {
+    unsafe fn make<F: RecordFormat>(&self, step: usize, slot: usize, ahead: usize) {
         let (w, b) = self.at::<F>(step);
         // SAFETY: the record has block `b`; the slot has room for a tile, for two where scales change halfway.
         unsafe {
@@ -117,7 +117,7 @@ impl BlockProduct<'_> {
     /// # Safety
     /// As [`BlockProduct::make`], which has made the slot; [`Shapes::int8`] of the job's rows is loaded.
     #[inline(always)]
-    unsafe fn multiply<F: Format, const I: usize>(&self, step: usize, slot: usize) {
+    unsafe fn multiply<F: RecordFormat, const I: usize>(&self, step: usize, slot: usize) {
         // SAFETY: tiles of this step and slot, sums of this place.
         unsafe {
             let a = self.q.add(step * ROWS * TILE_K);
@@ -135,7 +135,11 @@ impl BlockProduct<'_> {
     /// # Safety
     /// [`BlockProduct::multiply`] has put them there.
     #[inline(always)]
-    unsafe fn scale<F: Format, const I: usize, const R: usize>(&self, step: usize, acc: &mut [__m512; R]) {
+    unsafe fn scale<F: RecordFormat, const I: usize, const R: usize>(
+        &self,
+        step: usize,
+        acc: &mut [__m512; R],
+    ) {
         let (w, b) = self.at::<F>(step);
         // SAFETY: the record has block `b`; scales of 16 rows for each step, sums of 16 rows.
         unsafe {
@@ -172,7 +176,7 @@ impl BlockProduct<'_> {
     /// # Safety
     /// As [`BlockProduct::run`]; steps come in order from 0, `I` is `step % 4`.
     #[inline(always)]
-    unsafe fn step<F: Format, const I: usize, const J: usize, const R: usize>(
+    unsafe fn step<F: RecordFormat, const I: usize, const J: usize, const R: usize>(
         &self,
         step: usize,
         slot: &mut usize,
@@ -203,7 +207,7 @@ impl BlockProduct<'_> {
     /// of 16 rows; the slots are `steps`, or [`RING`] where the tiles are made for this block of rows only; the outputs
     /// exist. `rows <= R`.
     #[inline(always)]
-    unsafe fn run<F: Format, const R: usize>(&self) {
+    unsafe fn run<F: RecordFormat, const R: usize>(&self) {
         let mut slot = 0;
         // SAFETY: as promised.
         unsafe {
@@ -229,7 +233,7 @@ impl BlockProduct<'_> {
 }
 
 /// Products of a block of 32.
-const fn products<F: Format>() -> usize {
+const fn products<F: RecordFormat>() -> usize {
     if F::HALVES { 2 } else { 1 }
 }
 
@@ -238,7 +242,14 @@ const fn products<F: Format>() -> usize {
 /// # Safety
 /// The rows exist and have `steps` blocks of 32; the scratch has this block. AVX.
 #[inline(always)]
-unsafe fn pack<F: Format>(x: X, first: usize, rows: usize, steps: usize, block: usize, scratch: &Scratch) {
+unsafe fn pack<F: RecordFormat>(
+    x: X,
+    first: usize,
+    rows: usize,
+    steps: usize,
+    block: usize,
+    scratch: &Scratch,
+) {
     // SAFETY: as promised: 512 bytes and 16 scales of each step.
     unsafe {
         let x = x.row(first);
@@ -280,7 +291,7 @@ struct Call<'a> {
 ///
 /// # Safety
 /// As there.
-unsafe fn run<F: Format>(call: Call<'_>) {
+unsafe fn run<F: RecordFormat>(call: Call<'_>) {
     let mut session = Session::open().expect("the tier was checked when the weight was made");
     let steps = call.k.div_ceil(F::LAYOUT.record_k) * F::LAYOUT.record_k / 32;
     if call.m == 0 || steps == 0 {
@@ -319,7 +330,7 @@ unsafe fn run<F: Format>(call: Call<'_>) {
 /// # Safety
 /// As [`multiply`]; the scratch has room for a pass of `steps`, and zeros for scales and codes; shapes of these rows are loaded.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-unsafe fn groups<F: Format>(call: Call<'_>, steps: usize, scratch: &Scratch) {
+unsafe fn groups<F: RecordFormat>(call: Call<'_>, steps: usize, scratch: &Scratch) {
     let Call { ahead, w, x, m, out, ldo, n, .. } = call;
     let group_bytes = steps * 32 / F::LAYOUT.record_k * F::LAYOUT.record_bytes;
     let (n_blocks, rows) = blocks(m);
@@ -366,7 +377,7 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
     takes: |a| a.quantised(),
     pays: |a| a.m >= a.tuning.int8_tiles_from,
     any_rows: true,
-    reads: Form::Int8,
+    reads: ActsForm::Int8,
     chunk: |s| range(s, 1),
     run: multiply,
 };

@@ -3,8 +3,8 @@
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
-use super::super::kernel::{Ask, Form, LinearKernel, Work};
-use super::super::quant::format::Format;
+use super::super::kernel::{ActsForm, Ask, LinearKernel, Work};
+use super::super::quant::format::RecordFormat;
 use super::{dequantise, panels, product, session};
 use crate::amx::bf16::Panels;
 use crate::amx::half_arithmetic;
@@ -18,7 +18,7 @@ struct QuantisedPanels<'a, F, const NIBBLES: bool, const HALF: bool> {
     _format: PhantomData<F>,
 }
 
-impl<'a, F: Format, const NIBBLES: bool, const HALF: bool> QuantisedPanels<'a, F, NIBBLES, HALF> {
+impl<'a, F: RecordFormat, const NIBBLES: bool, const HALF: bool> QuantisedPanels<'a, F, NIBBLES, HALF> {
     fn new(groups: &'a [u8], k: usize) -> Self {
         QuantisedPanels { groups, bytes: F::LAYOUT.group_bytes(k), _format: PhantomData }
     }
@@ -31,7 +31,9 @@ impl<'a, F: Format, const NIBBLES: bool, const HALF: bool> QuantisedPanels<'a, F
     }
 }
 
-impl<F: Format, const NIBBLES: bool, const HALF: bool> Panels for QuantisedPanels<'_, F, NIBBLES, HALF> {
+impl<F: RecordFormat, const NIBBLES: bool, const HALF: bool> Panels
+    for QuantisedPanels<'_, F, NIBBLES, HALF>
+{
     fn stored(&self, _: usize, _: usize) -> Option<*const u16> {
         None
     }
@@ -87,7 +89,7 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
     takes: |a| a.quantised(),
     pays,
     any_rows: false,
-    reads: Form::Tiles,
+    reads: ActsForm::Tiles,
     chunk: panels,
     run: by::<false>,
 };
@@ -99,7 +101,7 @@ pub(in super::super) static HALF: LinearKernel = LinearKernel {
     takes: |a| a.quantised() && half_arithmetic(),
     pays: |a| pays(a) && a.m <= a.tuning.half_up_to,
     any_rows: false,
-    reads: Form::Tiles,
+    reads: ActsForm::Tiles,
     chunk: panels,
     run: by::<true>,
 };
@@ -109,12 +111,12 @@ pub(in super::super) static HALF: LinearKernel = LinearKernel {
 /// activations tiles.
 unsafe fn by<const HALF: bool>(w: &Work<'_>) {
     // SAFETY: the caller's contract.
-    unsafe { with_format!(w.dtype, F => groups::<F, { <F as Format>::NIBBLES }, HALF>(w)) }
+    unsafe { with_format!(w.dtype, F => groups::<F, { <F as RecordFormat>::NIBBLES }, HALF>(w)) }
 }
 
 /// # Safety
 /// As [`by`], of groups of `F`.
-unsafe fn groups<F: Format, const NIBBLES: bool, const HALF: bool>(w: &Work<'_>) {
+unsafe fn groups<F: RecordFormat, const NIBBLES: bool, const HALF: bool>(w: &Work<'_>) {
     // SAFETY: the caller's contract.
     unsafe { product(&mut session(), w, &QuantisedPanels::<F, NIBBLES, HALF>::new(w.w, w.k)) }
 }

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::float::panel::{RowBlock, panel_bf16};
-use super::super::kernel::{Form, GROUP, LinearKernel, Work};
+use super::super::kernel::{ActsForm, GROUP, LinearKernel, Work};
 use super::transpose::{transpose_quarter, transpose_tile};
 use super::{panels, product, session};
 use crate::amx::bf16::Panels;
@@ -84,7 +84,7 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
     takes: |a| !a.packed && matches!(a.dtype, DType::F16 | DType::BF16),
     pays: |_| true,
     any_rows: true,
-    reads: Form::FineTiles,
+    reads: ActsForm::FineTiles,
     chunk: panels,
     run,
 };

@@ -15,7 +15,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::super::kernel::{Form, GROUP, LinearKernel, Work};
+use super::super::kernel::{ActsForm, GROUP, LinearKernel, Work};
 use super::transpose::transpose_tile;
 use super::{panels as chunk, rows, session, tiles};
 use crate::amx::TILE_BYTES;
@@ -57,7 +57,7 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
     takes: |a| !a.packed && a.dtype == DType::BF16 && a.m <= MAX_M,
     pays: |_| true,
     any_rows: true,
-    reads: Form::FineTiles,
+    reads: ActsForm::FineTiles,
     chunk,
     run,
 };

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::kernel::{Form, LinearKernel, Work};
+use super::super::kernel::{ActsForm, LinearKernel, Work};
 use super::super::packed::RecordLayout;
 use super::{panels, product, session};
 use crate::amx::bf16::Panels;
@@ -64,7 +64,7 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
     takes: |a| a.packed && !a.dtype.is_quantised(),
     pays: |_| true,
     any_rows: true,
-    reads: Form::FineTiles,
+    reads: ActsForm::FineTiles,
     chunk: panels,
     run,
 };

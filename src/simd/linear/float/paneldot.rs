@@ -13,7 +13,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::kernel::{Form, GROUP, LinearKernel, Shape, Work};
+use super::super::kernel::{ActsForm, GROUP, LinearKernel, Shape, Work};
 use super::FEW;
 
 /// Groups of a tile.
@@ -106,7 +106,7 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
     takes: |a| a.packed && !a.dtype.is_quantised() && a.m <= FEW,
     pays: |_| true,
     any_rows: false,
-    reads: Form::Bf16,
+    reads: ActsForm::Bf16,
     chunk,
     run,
 };

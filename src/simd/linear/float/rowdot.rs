@@ -14,7 +14,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::kernel::{Form, LinearKernel, Work};
+use super::super::kernel::{ActsForm, LinearKernel, Work};
 use super::few_rows;
 use crate::tensor::DType;
 
@@ -238,7 +238,7 @@ macro_rules! instantiate {
             takes: few_rows,
             pays: |_| true,
             any_rows: false,
-            reads: Form::F32,
+            reads: ActsForm::F32,
             chunk: |s| s.usual(),
             run: $run,
         };

@@ -17,7 +17,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::kernel::{Form, LinearKernel, Work};
+use super::super::kernel::{ActsForm, LinearKernel, Work};
 use super::few_rows;
 use crate::simd::Caps;
 use crate::tensor::DType;
@@ -127,7 +127,7 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
     takes: |a| few_rows(a) && a.dtype == DType::BF16 && Caps::get().avx512_bf16,
     pays: |_| true,
     any_rows: false,
-    reads: Form::Bf16,
+    reads: ActsForm::Bf16,
     chunk: |s| s.usual(),
     run,
 };

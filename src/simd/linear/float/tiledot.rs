@@ -18,7 +18,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::kernel::{Form, LinearKernel, Shape, Work};
+use super::super::kernel::{ActsForm, LinearKernel, Shape, Work};
 use super::rows;
 use crate::simd::Caps;
 use crate::tensor::DType;
@@ -406,7 +406,7 @@ pub(in super::super) static BF16: LinearKernel = LinearKernel {
     takes: |a| rows(a) && a.dtype == DType::BF16 && Caps::get().bf16_dot_pays(),
     pays: |_| true,
     any_rows: true,
-    reads: Form::Bf16,
+    reads: ActsForm::Bf16,
     chunk: |s| chunk(s, 2),
     run: avx512_bf16,
 };
@@ -416,7 +416,7 @@ pub(in super::super) static AVX512: LinearKernel = LinearKernel {
     takes: rows,
     pays: |_| true,
     any_rows: true,
-    reads: Form::F32,
+    reads: ActsForm::F32,
     chunk: |s| chunk(s, 4),
     run: avx512,
 };
@@ -426,7 +426,7 @@ pub(in super::super) static AVX2: LinearKernel = LinearKernel {
     takes: rows,
     pays: |_| true,
     any_rows: true,
-    reads: Form::F32,
+    reads: ActsForm::F32,
     chunk: |s| chunk(s, 4),
     run: avx2,
 };

@@ -11,7 +11,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::kernel::{Form, GROUP, LinearKernel, Work};
+use super::super::kernel::{ActsForm, GROUP, LinearKernel, Work};
 use super::super::packed::{RecordLayout, nibble_scales};
 use super::X;
 use crate::tensor::formats::{BlockFormat, Scales, with_format};
@@ -362,7 +362,7 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
     takes: |a| a.quantised(),
     pays: |_| true,
     any_rows: true,
-    reads: Form::Int8,
+    reads: ActsForm::Int8,
     chunk: |s| s.usual(),
     run,
 };

@@ -6,7 +6,7 @@ use super::super::packed::{RecordLayout, nibble_scales};
 use crate::tensor::formats::{BlockFormat, Scales};
 
 /// How a packed record of a block format is read. `b` counts the blocks of 32 in a record.
-pub(in super::super) trait Format {
+pub(in super::super) trait RecordFormat {
     const LAYOUT: RecordLayout;
     /// Scales per 16 elements instead of per 32.
     const HALVES: bool;
@@ -19,11 +19,11 @@ pub(in super::super) trait Format {
     const ZERO_LOG2: Option<i32>;
     /// The 8 quads of block `b`, unsigned bytes, a row per dword: codes, or what their table says.
     unsafe fn codes(w: *const u8, b: usize) -> [__m512i; 8];
-    /// Scale and offset of block `b`; of its half `h` when [`Format::HALVES`].
+    /// Scale and offset of block `b`; of its half `h` when [`RecordFormat::HALVES`].
     unsafe fn scales(w: *const u8, b: usize, h: usize) -> (__m512, __m512);
 }
 
-impl<F: BlockFormat> Format for F {
+impl<F: BlockFormat> RecordFormat for F {
     const LAYOUT: RecordLayout = RecordLayout::new::<F>();
     const HALVES: bool = F::SUB == 16;
     const CODES: f32 = if F::TABLE.is_some() { 256.0 } else { (1u32 << F::BITS) as f32 };

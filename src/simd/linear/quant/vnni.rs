@@ -17,9 +17,9 @@
 
 use std::arch::x86_64::*;
 
-use super::super::kernel::{CHUNK_GROUPS, Form, GROUP, LinearKernel, Shape, Work};
+use super::super::kernel::{ActsForm, CHUNK_GROUPS, GROUP, LinearKernel, Shape, Work};
 use super::X;
-use super::format::Format;
+use super::format::RecordFormat;
 use crate::simd::tuning::LinearTuning;
 use crate::tensor::formats::with_format;
 
@@ -44,10 +44,10 @@ unsafe fn dot<const FROM: usize, const TO: usize>(
     }
 }
 
-/// Where the integer sums of a format start: see [`Format::ZERO_LOG2`]. `minus` points to minus the sum of the
+/// Where the integer sums of a format start: see [`RecordFormat::ZERO_LOG2`]. `minus` points to minus the sum of the
 /// activations.
 #[inline(always)]
-unsafe fn start<F: Format>(minus: *const i32) -> __m512i {
+unsafe fn start<F: RecordFormat>(minus: *const i32) -> __m512i {
     // SAFETY: the caller's row has the sum; the rest is register arithmetic.
     unsafe {
         match F::ZERO_LOG2 {
@@ -64,7 +64,7 @@ unsafe fn start<F: Format>(minus: *const i32) -> __m512i {
 /// AVX-512 VNNI; `w` is a group of `records` records of `F`; `x` has MT rows of that many elements; the
 /// outputs exist.
 #[inline(always)]
-unsafe fn tile<F: Format, const MT: usize, const AHEAD: bool>(
+unsafe fn tile<F: RecordFormat, const MT: usize, const AHEAD: bool>(
     w: *const u8,
     records: usize,
     ahead: usize,
@@ -131,7 +131,7 @@ unsafe fn tile<F: Format, const MT: usize, const AHEAD: bool>(
 /// # Safety
 /// As [`wide`]: the groups' records at `w`, `group_bytes` apart; `x` points to block `b` of the first token.
 #[inline(always)]
-unsafe fn quad<F: Format, const G: usize, const MT: usize, const Q: usize>(
+unsafe fn quad<F: RecordFormat, const G: usize, const MT: usize, const Q: usize>(
     w: *const u8,
     group_bytes: usize,
     b: usize,
@@ -164,7 +164,7 @@ type Wide<T, const G: usize, const MT: usize> = [[T; MT]; G];
 /// AVX-512 VNNI; `w` is G consecutive groups of `records` records of `F`; `x` has MT rows of that many elements;
 /// the outputs exist: 16 columns for each group, in the last of them those in `lanes`.
 #[inline(always)]
-unsafe fn wide<F: Format, const G: usize, const MT: usize>(
+unsafe fn wide<F: RecordFormat, const G: usize, const MT: usize>(
     w: *const u8,
     records: usize,
     ahead: usize,
@@ -303,13 +303,13 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
     takes: |a| a.quantised(),
     pays: |_| true,
     any_rows: true,
-    reads: Form::Int8,
+    reads: ActsForm::Int8,
     chunk,
     run,
 };
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c,fma")]
-unsafe fn groups<F: Format>(
+unsafe fn groups<F: RecordFormat>(
     how: &LinearTuning,
     w: &[u8],
     k: usize,

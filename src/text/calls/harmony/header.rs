@@ -118,18 +118,18 @@ const CHANNEL: Rules = Rules { names: &["analysis", "commentary", "final"], is_o
 const TYPE: Rules = Rules { names: &[JSON], is_open: true, has_type: false };
 
 /// What is known of a section.
-struct Scan {
+struct CallScan {
     /// Where its text begins, if it has one.
     text: Option<usize>,
     /// Whether no header goes on so.
     is_over: bool,
 }
 
-fn scan(section: &str, rules: &Rules) -> Scan {
+fn scan(section: &str, rules: &Rules) -> CallScan {
     let (mut text, mut is_named, mut is_typed) = (None, false, false);
     for word in section.split_whitespace() {
         let start = word.as_ptr() as usize - section.as_ptr() as usize;
-        let over = |at: usize| Scan { text: Some(text.unwrap_or(at)), is_over: true };
+        let over = |at: usize| CallScan { text: Some(text.unwrap_or(at)), is_over: true };
         // Another character may change what the last word is.
         let may_be = |known: &str| start + word.len() == section.len() && known.starts_with(word);
         let wrong = word.find(|c: char| !c.is_ascii_alphanumeric() && !"_-.=".contains(c));
@@ -170,8 +170,8 @@ fn scan(section: &str, rules: &Rules) -> Scan {
         }
     }
     match section.len() > LONGEST {
-        true => Scan { text: Some(text.unwrap_or(0)), is_over: true },
-        false => Scan { text, is_over: false },
+        true => CallScan { text: Some(text.unwrap_or(0)), is_over: true },
+        false => CallScan { text, is_over: false },
     }
 }
 

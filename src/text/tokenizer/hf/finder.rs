@@ -20,7 +20,7 @@ pub(super) enum Finder {
 
 /// A text in parts, and for each whether it is a match.
 #[derive(Debug)]
-pub(super) struct Found(pub(super) Vec<((usize, usize), bool)>);
+pub(super) struct FoundParts(pub(super) Vec<((usize, usize), bool)>);
 
 impl Finder {
     /// # Errors
@@ -43,9 +43,9 @@ impl Finder {
     }
 
     /// `text` in parts, as the `tokenizers` crate divides it.
-    pub(super) fn split(&self, text: &str) -> Found {
+    pub(super) fn split(&self, text: &str) -> FoundParts {
         if text.is_empty() {
-            return Found(vec![((0, 0), false)]);
+            return FoundParts(vec![((0, 0), false)]);
         }
         let matches = match self {
             Finder::Text(wanted) => {
@@ -65,11 +65,11 @@ impl Finder {
         if end != text.len() {
             parts.push(((end, text.len()), false));
         }
-        Found(parts)
+        FoundParts(parts)
     }
 }
 
-impl Found {
+impl FoundParts {
     /// How many matches, and their bytes together.
     pub(super) fn matches(&self) -> (usize, usize) {
         let matches = self.0.iter().filter(|(_, is_match)| *is_match);
@@ -78,7 +78,7 @@ impl Found {
 }
 
 /// For the crate, which takes texts apart as patterns say.
-impl tokenizers::pattern::Pattern for &Found {
+impl tokenizers::pattern::Pattern for &FoundParts {
     fn find_matches(&self, _: &str) -> tokenizers::Result<Vec<(tokenizers::Offsets, bool)>> {
         Ok(self.0.clone())
     }

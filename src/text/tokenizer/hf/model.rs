@@ -13,7 +13,7 @@ use tokenizers::models::{ModelWrapper, TrainerWrapper};
 
 use super::budget::Steps;
 use super::file::{self, AnyVocab};
-use super::unigram::Unigram;
+use super::unigram::HfUnigram;
 
 /// Longest mark at the beginning or the end of a subword. Every character of a text is looked up with it, and may
 /// become as many tokens.
@@ -24,7 +24,7 @@ pub(super) enum Model {
     Bpe(BPE),
     WordPiece(WordPiece),
     WordLevel(WordLevel),
-    Unigram(Unigram),
+    Unigram(HfUnigram),
 }
 
 impl Model {
@@ -71,7 +71,7 @@ impl Model {
             }
             "Unigram" => match model.vocab {
                 Some(AnyVocab::Scores(vocab)) => {
-                    let unigram = Unigram::new(vocab, model.unk_id, model.byte_fallback);
+                    let unigram = HfUnigram::new(vocab, model.unk_id, model.byte_fallback);
                     unigram.map(Model::Unigram).map_err(|e| format!("model: {e}"))
                 }
                 _ => Err("model.vocab is no list of tokens and scores".into()),

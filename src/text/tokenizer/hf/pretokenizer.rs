@@ -89,14 +89,14 @@ enum Stage {
 
 /// All of them, in order.
 #[derive(Debug, Default)]
-pub(super) struct PreTokenizer {
+pub(super) struct PreTokenizers {
     stages: Vec<Stage>,
 }
 
-impl PreTokenizer {
+impl PreTokenizers {
     /// # Errors
     /// Which part of `json` is no pre-tokenizer, or none that makes sense.
-    pub(super) fn new(json: &Json) -> Result<PreTokenizer, String> {
+    pub(super) fn new(json: &Json) -> Result<PreTokenizers, String> {
         let mut growing = 0;
         let mut grows = || {
             growing += 1;
@@ -128,7 +128,7 @@ impl PreTokenizer {
             };
             Ok(Stage::Crate(wrapped))
         };
-        Ok(PreTokenizer { stages: flatten(json, "pre_tokenizer", "pretokenizers", stage)? })
+        Ok(PreTokenizers { stages: flatten(json, "pre_tokenizer", "pretokenizers", stage)? })
     }
 
     pub(super) fn run(&self, text: &mut PreTokenizedString) -> tokenizers::Result<()> {

@@ -9,7 +9,7 @@ use super::budget::Steps;
 const UNKNOWN_PENALTY: f64 = 10.0;
 
 #[derive(Debug)]
-pub(super) struct Unigram {
+pub(super) struct HfUnigram {
     tokens: Vec<(String, f64)>,
     /// Ids in the order of their tokens; of equal ones only the last.
     sorted: Vec<u32>,
@@ -26,12 +26,12 @@ struct Best {
     last: Option<(usize, Option<u32>)>,
 }
 
-impl Unigram {
+impl HfUnigram {
     pub(super) fn new(
         tokens: Vec<(String, f64)>,
         unk_id: Option<usize>,
         byte_fallback: bool,
-    ) -> Result<Unigram, String> {
+    ) -> Result<HfUnigram, String> {
         if unk_id.is_some_and(|id| id >= tokens.len()) {
             return Err("unk_id is larger than the vocabulary".into());
         }
@@ -42,7 +42,7 @@ impl Unigram {
         sorted.sort_unstable_by(|&a, &b| text(a).cmp(text(b)).then(b.cmp(&a)));
         sorted.dedup_by(|later, first| text(*later) == text(*first));
         let lowest = tokens.iter().map(|(_, score)| *score).fold(f64::INFINITY, f64::min);
-        Ok(Unigram {
+        Ok(HfUnigram {
             sorted,
             unk_id: unk_id.map(|id| id as u32),
             unknown_score: lowest - UNKNOWN_PENALTY,

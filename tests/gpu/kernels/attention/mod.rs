@@ -164,7 +164,7 @@ fn sinks_join_finished_rows() {
                 Part { from: 64, ..Part::chunk(40, 9) }, // sees nothing
             ];
             let window = (i % 2 == 1).then_some(50);
-            let without = World::new(shape(&rt, 6, 2, hd, BOTH[i % 2]), window, &parts, 2.0, i as u64);
+            let without = World::new(shape(&rt, 6, 2, hd, TYPES[i % 3]), window, &parts, 2.0, i as u64);
             let world = without.clone().with_sinks(i as u64);
             run_and_check(&rt, &world, &format!("{hd}, window {window:?}"));
             for kernel in without.kernels(&rt) {
@@ -273,7 +273,7 @@ fn partials_merged_in_any_split_equal_the_whole() {
             let parts = |from| [part(600, 1, from), part(580, 20, from), part(10, 1, from)];
             let kernel = PrefillKernel::best(&*rt, &shape);
             let world = World::new(shape, None, &parts(at), 1.0, 7).on(kernel);
-            let world = if kv == Half::F16 { world.with_sinks(hd as u64) } else { world };
+            let world = if kv != KvType::BF16 { world.with_sinks(hd as u64) } else { world };
             let late = world.run(&rt, &all(&world));
             world.check(&all(&world), &late, "late tokens");
             // The same world, all tokens here, items cut off.
