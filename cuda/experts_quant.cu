@@ -13,7 +13,8 @@
 template <class T, class F, int NT, int R> DEVICE void experts_quant(const ExpertQuantLinearParams& p) {
     const ExpertGroup group = expert_group(p.groups);
     if (group.count == 0) return;
-    linear_quant<T, F, NT, R, ExpertGrid>(of_group(p.quant.linear, p.stride, group), p.quant.stages);
+    const LateBias product(without_bias(p.quant.linear, p.stride, group), p.groups, p.stride);
+    linear_quant<T, F, NT, R, ExpertGrid>(product, p.quant.stages);
 }
 
 // Names: tokens of a group (8 NT).

@@ -25,12 +25,30 @@ DEVICE ExpertGroup expert_group(const ExpertGroup* groups) {
     return group;
 }
 
-// The product of a group.
-DEVICE LinearParams of_group(LinearParams p, u64 stride, const ExpertGroup& group) {
+DEVICE const float* bias_of_slot(const float* bias, u64 stride, u32 slot) {
+    return bias ? (const float*)((const u8*)bias + slot * stride) : nullptr;
+}
+
+// The product of a group; its bias is still that of slot 0.
+DEVICE LinearParams without_bias(LinearParams p, u64 stride, const ExpertGroup& group) {
     p.w = (const u8*)p.w + group.slot * stride;
     p.x = (const u8*)p.x + (u64)group.first * p.ldx * 2;
     p.y = (u8*)p.y + (u64)group.first * p.ldy * (p.epilogue == LINEAR_F32 ? 4 : 2);
     p.m = group.count;
-    if (p.bias) p.bias = (const float*)((const u8*)p.bias + group.slot * stride);
     return p;
 }
+
+// The product of a group.
+DEVICE LinearParams of_group(LinearParams p, u64 stride, const ExpertGroup& group) {
+    p = without_bias(p, stride, group);
+    p.bias = bias_of_slot(p.bias, stride, group.slot);
+    return p;
+}
+
+// The same for a body with no register to keep the bias in: it is looked up again where it is added.
+struct LateBias : LinearParams {
+    const ExpertGroup* groups;
+    u64 stride;
+    DEVICE LateBias(const LinearParams& p, const ExpertGroup* groups_, u64 stride_) : LinearParams(p), groups(groups_), stride(stride_) {}
+};
+DEVICE const float* bias_of(const LateBias& p) { return bias_of_slot(p.bias, p.stride, expert_group(p.groups).slot); }

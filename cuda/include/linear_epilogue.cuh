@@ -15,6 +15,9 @@ struct LinearGrid {
     static DEVICE u32 tile() { return blockIdx.y * gridDim.x + blockIdx.x; }
 };
 
+// The bias of a product, where it is added. experts.cuh has another.
+DEVICE const float* bias_of(const LinearParams& p) { return p.bias; }
+
 DEVICE bool is_gated(const LinearParams& p) { return p.epilogue >= LINEAR_SWIGLU; }
 
 // The sum of token m and weight row n.

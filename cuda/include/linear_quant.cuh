@@ -90,7 +90,8 @@ template <class F, int R> struct CopyTiles {
     }
 };
 
-template <class T, class F, int NT, int R, class Grid> DEVICE void linear_quant(const LinearParams& p, u32 stages) {
+// P: LinearParams, or what adds to them.
+template <class T, class F, int NT, int R, class Grid, class P> DEVICE void linear_quant(const P& p, u32 stages) {
     SHARED_DYNAMIC(smem);
     using Stage = Ring<F, NT, R>;
     const u32 lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // known to be the same in a warp
@@ -171,6 +172,8 @@ template <class T, class F, int NT, int R, class Grid> DEVICE void linear_quant(
                 shared[((row_warp * R + r) * NT + n) * 32 + lane] = make_float4(acc[r][n][0], acc[r][n][1], acc[r][n][2], acc[r][n][3]);
     }
     __syncthreads();
+    LinearParams end = p;
+    end.bias = bias_of(p);
     const u32 splits = Grid::splits();
     const u32 tile_index = Grid::tile();
     constexpr u32 ITEMS = ROW_WARPS * R * NT; // m16n8 tiles of the block
@@ -188,7 +191,7 @@ template <class T, class F, int NT, int R, class Grid> DEVICE void linear_quant(
                 sum[2] += v.z;
                 sum[3] += v.w;
                 if (splits == 1) {
-                    store_tile<T>(p, row_tile + r, first_token + 8 * n, sum);
+                    store_tile<T>(end, row_tile + r, first_token + 8 * n, sum);
                 } else {
                     partials[((u64)Grid::split() * ITEMS + item) * 32 + lane] = make_float4(sum[0], sum[1], sum[2], sum[3]);
                 }
@@ -206,7 +209,7 @@ template <class T, class F, int NT, int R, class Grid> DEVICE void linear_quant(
             sum[2] += v.z;
             sum[3] += v.w;
         }
-        store_tile<T>(p, Grid::rows() * ROW_WARPS * R + item / NT, first_token + item % NT * 8, sum);
+        store_tile<T>(end, Grid::rows() * ROW_WARPS * R + item / NT, first_token + item % NT * 8, sum);
     }
 }
 

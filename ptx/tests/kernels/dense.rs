@@ -145,7 +145,6 @@ fn grouped() {
                     continue;
                 }
                 let mut product = Product::new(half, tm as usize + 3, 144, 328);
-                product.bias.fill(0.0);
                 let groups = product.memory.add_words(&[[0, 3, tm, 0], [0, 0, 3, 0], [0; 4]].concat());
                 // What is not used may be anything.
                 let params = product.linear([1, 1], epilogue, [0, stages, 384]).pointers(&[groups, 16]);

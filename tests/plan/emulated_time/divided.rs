@@ -6,16 +6,29 @@ use tandem::model::RouterProfile;
 
 use super::*;
 
+fn loaded(config: &str, more: &str) -> LoadedModel {
+    let mut file = tempfile::Builder::new().suffix(".json").tempfile().unwrap();
+    file.write_all(config.as_bytes()).unwrap();
+    load(&format!("synth:{},seed=3{more}", file.path().display())).unwrap()
+}
+
 /// Three layers of 32 experts of 0.8 MB, 4 of which a row uses.
 fn mixture() -> LoadedModel {
-    let mut file = tempfile::Builder::new().suffix(".json").tempfile().unwrap();
     let config = r#"{"model_type": "qwen3_moe", "hidden_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8,
         "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 1024, "moe_intermediate_size": 256, "num_experts": 32,
         "num_experts_per_tok": 4, "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": 1024,
         "max_position_embeddings": 512, "rope_theta": 10000.0, "rms_norm_eps": 1e-06, "hidden_act": "silu",
         "tie_word_embeddings": false}"#;
-    file.write_all(config.as_bytes()).unwrap();
-    load(&format!("synth:{},seed=3", file.path().display())).unwrap()
+    loaded(config, "")
+}
+
+/// Four layers with sinks, of 32 experts of 0.8 MB in MXFP4, with biases.
+fn gpt_oss() -> LoadedModel {
+    let config = r#"{"model_type": "gpt_oss", "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 512, "num_local_experts": 32, "num_experts_per_tok": 4,
+        "vocab_size": 1024, "max_position_embeddings": 512, "sliding_window": 64, "rope_theta": 150000.0, "rms_norm_eps": 1e-05,
+        "hidden_act": "silu", "swiglu_limit": 7.0, "attention_bias": true, "tie_word_embeddings": false}"#;
+    loaded(config, ",dtype=q8_0,experts=mxfp4")
 }
 
 /// Every second expert is used seldom, in each layer other ones. Equally so in all: predictions take the mean over the layers, and of the
@@ -79,6 +92,42 @@ fn divided_experts_take_what_was_predicted() {
         }
         // The CPU is the slower side: the less it has to read the sooner a step is done.
         assert!(steps.is_sorted_by(|a, b| a > b), "{machine}: {steps:?}");
+    }
+}
+
+/// Experts of gpt-oss on the device, on the host, on both sides.
+#[test]
+fn a_gpt_oss_takes_what_was_predicted() {
+    let m = gpt_oss();
+    let isa = Isa::selected().unwrap();
+    let sizes = PlanSizes::of_weights(&m.spec, &m.weights, isa);
+    let mut on_host = Policy::all(Side::Device);
+    on_host.0[4..].fill(Side::Host);
+    for machine in MACHINES {
+        let h = hardware::named(machine).unwrap();
+        let all = Placement::all(Side::Device, 4, 0);
+        let (mut host, mut divided) = (all.clone(), all.clone());
+        for layer in &mut host.layers {
+            (layer.weights, layer.prefill, layer.decode) = (Residence::Both, on_host, on_host);
+        }
+        for layer in &mut divided.layers {
+            (layer.weights, layer.device_experts) = (Residence::Both, 12);
+        }
+        for (where_, placement) in [("device", all), ("host", host), ("both", divided)] {
+            let got = executed(&mut with(&m, machine, &placement, &options(128)), 40);
+            let want = of_sizes(&sizes, &h, &placement, 40);
+            for (phase, want, got) in [("prefill", want.0, got.0), ("decode", want.1, got.1)] {
+                let off = got / want - 1.0;
+                let line = format!(
+                    "{machine}, experts on {where_}, {phase}: predicted {:.1} us, executed {:.1} us ({:+.1}%)",
+                    1e6 * want,
+                    1e6 * got,
+                    100.0 * off
+                );
+                println!("{line}");
+                assert!(off.abs() < 0.1, "{line}");
+            }
+        }
     }
 }
 
