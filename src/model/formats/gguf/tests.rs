@@ -11,6 +11,7 @@ fn sample() -> (Metadata, Vec<(String, Tensor)>) {
     m.insert("a.bool".into(), Value::Bool(true));
     m.insert("a.bytes".into(), Value::Bytes(b"caf\xe9".to_vec()));
     m.insert("a.ints".into(), Value::ints(&[1, -2, 3]));
+    m.insert("a.wide".into(), Value::ints(&[1, i64::MIN]));
     m.insert("a.floats".into(), Value::floats(&[1.5, -2.5]));
     m.insert("a.strings".into(), Value::strings(&["é".into(), String::new()]));
     m.insert("a.nested".into(), Value::arrays(&[Value::ints(&[1]), Value::strings(&[""; 0])]));

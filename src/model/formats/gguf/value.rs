@@ -29,9 +29,13 @@ pub enum Value {
 }
 
 impl Value {
-    /// An array of integers.
+    /// An array of integers: of 32 bits if they fit, the only ones that llama.cpp takes for lists of layers.
     pub fn ints(items: &[i64]) -> Value {
-        Value::Array(Array::new(11, items, |out, i| out.extend(i.to_le_bytes())))
+        let narrow: Result<Vec<i32>, _> = items.iter().map(|&i| i32::try_from(i)).collect();
+        Value::Array(match narrow {
+            Ok(items) => Array::new(5, &items, |out, i| out.extend(i.to_le_bytes())),
+            Err(_) => Array::new(11, items, |out, i| out.extend(i.to_le_bytes())),
+        })
     }
     /// An array of floats.
     pub fn floats(items: &[f32]) -> Value {
