@@ -25,6 +25,7 @@
 //        predicted >= 80% of copy bandwidth from 2k tokens and 16 sequences on; what is lost is the start of a
 //        split (three dependent loads, ~2 us of the ~14 us that 4 blocks an SM take for 256 tokens, behind other
 //        blocks) and 6% partials
+// narrow-loads 4 decode_attention_q8_* (scales)
 // narrow-loads 0 decode_attention_*
 // error  f32 accumulation and softmax, P rounded to T (and summed as rounded): tests/gpu/kernels/attention/
 // order  splits lie at fixed tokens, warps and splits are merged in order: bits depend on the row alone
@@ -100,9 +101,11 @@ template <class T, int D> struct WarpPass {
     // Elements 16 * k.. of 16 keys as the m16 x k16 operand.
     DEVICE void keys_of(const u8* keys, u32 k, u32 a[4]) const {
         if constexpr (SCALED) {
+            u32 rows[2];
+            ldmatrix_x2(rows, keys + swizzle<D>(lane % 16, k));
 #pragma unroll
             for (u32 i = 0; i < 2; i++) {
-                const u32 codes = biased(*(const u32*)(keys + swizzle<D>(lane / 4 + 8 * i, k) + lane % 4 * 4));
+                const u32 codes = biased(rows[i]);
                 a[i] = first_codes(codes), a[2 + i] = last_codes(codes);
             }
         } else {

@@ -23,6 +23,8 @@
 //        peak and an H200 at half of it; with softmax (32 exp2 a thread and tile, 16 a cycle and SM) predicted
 //        50-60% of peak on sm_80..89 and 30-35% on sm_90, which has attention_prefill_sm90a.cu. q8: a warp converts each
 //        tile anew, 2.5 instructions a pair of codes beside 1/8 mma: predicted 0.6-0.7 of the rate of 16 bits
+// narrow-loads 42 prefill_attention_q8_d256 (scales, and the queries in the order of the codes)
+// narrow-loads 18 prefill_attention_q8_* (scales)
 // narrow-loads 2 all (numbers of a tile's pages)
 // error  f32 accumulation and softmax, P rounded to T: tests/gpu/kernels/attention/
 // order  key tiles lie at multiples of BC, masked ones change nothing: bits depend on the row alone, not on its tile

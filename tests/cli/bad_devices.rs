@@ -11,8 +11,9 @@ use crate::support::fake_driver::{self, stand_in};
 
 const MODEL: &str = "synth:tiny-llama,layers=26,dtype=q8_0,seed=1";
 
-/// Questions about free memory until a model is loaded as planned.
-const PLANNED: u32 = 5;
+/// Questions about free memory until a model is loaded as planned: of a run whose tokens are known, whose chunk is chosen, too; and of requests.
+const PLANNED: u32 = 7;
+const REQUESTS_PLANNED: u32 = 5;
 
 /// A home that keeps verdicts on kernels: the first run of all makes them.
 fn home() -> PathBuf {
@@ -235,7 +236,7 @@ fn memory_that_is_taken_after_planning_leads_to_another_plan() {
     let words = format!(
         "serve -m {MEDIUM} --device cuda --strategy neo --hardware h100-spr --ctx 512 --sequences 6 --port 0 --json"
     );
-    let taken = format!("{}:31457280", PLANNED - 1);
+    let taken = format!("{}:31457280", REQUESTS_PLANNED - 1);
     let env = [("FAKE_MEMORY", "67108864"), ("FAKE_CONTEXT", "2097152"), ("FAKE_TAKEN", &*taken)];
     let serving = Serving::spawn(tandem(&words, &env).unwrap());
     serving.wait_until_ready();
