@@ -3,6 +3,8 @@
 
 use libfuzzer_sys::fuzz_target;
 
+#[path = "../../src/cli/generate/fields.rs"]
+mod fields;
 #[path = "../../src/cli/generate/lines.rs"]
 mod lines;
 #[path = "../../src/cli/generate/neutral.rs"]

@@ -1,5 +1,6 @@
 //! `tandem generate`: continues or answers one prompt, or many.
 
+mod fields;
 mod form;
 mod lines;
 mod many;

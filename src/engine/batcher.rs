@@ -14,12 +14,14 @@ use std::sync::mpsc::{Receiver, channel};
 
 use rustc_hash::FxHashMap;
 
+mod best;
 mod masks;
 mod scores;
 mod step;
 #[cfg(test)]
 mod tests;
 
+pub use self::best::{Likelihood, best_of};
 use self::masks::{Held, Masks};
 use super::kv::PageChain;
 use super::outcome::TokenSource;

@@ -40,7 +40,9 @@ mod step;
 mod weights;
 
 pub use crate::timeline::{self, Timeline};
-pub use batcher::{Batcher, Deliver, Event, Finish, Logprobs, Request, StepReport, Token};
+pub use batcher::{
+    Batcher, Deliver, Event, Finish, Likelihood, Logprobs, Request, StepReport, Token, best_of,
+};
 pub use forward::NewTokens;
 pub use homes::SidePages;
 pub use host::{Host, HostContext, HostSeq, HostStep, HostWorkspace, Residual};

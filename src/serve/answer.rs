@@ -10,6 +10,7 @@ use super::choice::{Call, Piece, Scored};
 use super::error::ApiError;
 use super::form::{Form, Head, Part, event};
 use super::run::{Run, Update};
+use crate::engine::{Likelihood, best_of};
 
 /// How an answer is written.
 pub(super) struct Writing {
@@ -52,7 +53,6 @@ pub(super) async fn whole(mut run: Run, writing: &Writing) -> Response {
     };
     let mut parts: Vec<Part> = (0..writing.choices).map(part).collect();
     parts.iter_mut().for_each(|part| part.offset = chars(part.text.as_deref().unwrap_or_default()));
-    let mut likely = vec![Mean::default(); writing.choices];
     while let Some(update) = run.next().await {
         match update {
             Update::Prompt(index, echoed, ranked) => {
@@ -65,12 +65,8 @@ pub(super) async fn whole(mut run: Run, writing: &Writing) -> Response {
                         .for_each(|part| part.prompt.clone_from(&ranked));
                 }
             }
-            Update::Piece(index, piece) => {
-                likely[index].add(&piece);
-                add(&mut parts[index], piece);
-            }
+            Update::Piece(index, piece) => add(&mut parts[index], piece),
             Update::End(index, piece, reason) => {
-                likely[index].add(&piece);
                 add(&mut parts[index], piece);
                 parts[index].finish = Some(reason);
             }
@@ -80,38 +76,17 @@ pub(super) async fn whole(mut run: Run, writing: &Writing) -> Response {
     run.record.done();
     let usage = run.record.usage();
     if let Some(best) = writing.best {
-        parts = best_of(parts, &likely, writing.n, best);
+        parts = best_parts(parts, run.likely(), writing.n, best);
     }
     Json(writing.head.whole(parts, usage)).into_response()
 }
 
-/// The mean log-probability of an answer's tokens.
-#[derive(Debug, Clone, Default)]
-struct Mean {
-    sum: f64,
-    tokens: usize,
-}
-
-impl Mean {
-    fn add(&mut self, piece: &Piece) {
-        let each = piece.scored.iter().filter_map(|scored| scored.logprob);
-        each.for_each(|logprob| (self.sum, self.tokens) = (self.sum + logprob, self.tokens + 1));
-    }
-
-    /// Of an answer without tokens, the least.
-    fn value(&self) -> f64 {
-        if self.tokens == 0 { f64::NEG_INFINITY } else { self.sum / self.tokens as f64 }
-    }
-}
-
-/// Of each `n` answers the `best` ones, the likeliest first; answers that are as likely, in their order.
-fn best_of(parts: Vec<Part>, likely: &[Mean], n: usize, best: usize) -> Vec<Part> {
-    let mut order: Vec<usize> = (0..parts.len()).collect();
-    order.sort_by(|&a, &b| (a / n).cmp(&(b / n)).then(likely[b].value().total_cmp(&likely[a].value())));
+/// Of each prompt's answers the `best` ones, the best first.
+fn best_parts(parts: Vec<Part>, likely: &[Likelihood], n: usize, best: usize) -> Vec<Part> {
     let mut parts: Vec<Option<Part>> = parts.into_iter().map(Some).collect();
-    let told = order.chunks(n).flat_map(|of| &of[..best]);
-    let part = |(index, &from): (usize, &usize)| Part { index, ..parts[from].take().expect("each once") };
-    told.enumerate().map(part).collect()
+    let of_prompt = |(prompt, likely)| best_of(likely, best).into_iter().map(move |at| prompt * n + at);
+    let told = likely.chunks(n).enumerate().flat_map(of_prompt);
+    told.enumerate().filter_map(|(index, at)| Some(Part { index, ..parts[at].take()? })).collect()
 }
 
 /// Adds what is new to a whole answer.

@@ -19,7 +19,7 @@ use super::places::{Taken, Tenant};
 use super::prompt::Scoring;
 use super::record::Record;
 use super::settings::Settings;
-use crate::engine::{Delivery, Event, Finish, Flight, Logprobs, Request};
+use crate::engine::{Delivery, Event, Finish, Flight, Likelihood, Logprobs, Request};
 use crate::text::Constraint;
 
 /// What is to be computed.
@@ -53,6 +53,8 @@ pub(super) enum Update {
 pub(super) struct Run {
     deliveries: UnboundedReceiver<(usize, Delivery)>,
     choices: Vec<Choice>,
+    /// How likely each answer is so far, where that is counted.
+    likely: Vec<Likelihood>,
     /// What is known of the tokens of each answer's prompt until that is told, if they are scored.
     scorings: Vec<Option<Scoring>>,
     /// Likely tokens beside those of echoed prompts, and beside those of `prompt_logprobs`.
@@ -129,6 +131,7 @@ impl Run {
         let mut run = Run {
             deliveries,
             choices,
+            likely: vec![Likelihood::default(); all],
             scorings,
             beside,
             echo,
@@ -180,6 +183,11 @@ impl Run {
         }
     }
 
+    /// How likely each answer is, by its tokens so far.
+    pub fn likely(&self) -> &[Likelihood] {
+        &self.likely
+    }
+
     /// News that is there already.
     pub fn try_next(&mut self) -> Option<Update> {
         if let Some(update) = self.early.pop_front() {
@@ -210,6 +218,7 @@ impl Run {
             Delivery::Refused(error) => Some(self.failed(ApiError::from_engine(&error, "prompt"))),
             Delivery::Event(Event::Token(token)) => {
                 self.record.token(index);
+                self.likely[index].add(&token);
                 let piece = self.choices[index].push(token);
                 (piece != Piece::default()).then_some(Update::Piece(index, piece))
             }

@@ -1,13 +1,12 @@
 //! A file of prompts with one request per line, as a JSON object. Fields are named as in OpenAI's and vLLM's batch
 //! files.
 
-use std::ops::RangeBounds;
-
 use serde_json::{Map, Value};
 use tandem::model::{MIN_P_RANGE, PENALTY_RANGE, REPEAT_PENALTY_RANGE, TEMPERATURE_RANGE, TOP_P_RANGE};
 use tandem::sched::OwnTargets;
 use tandem::text::{Json, Message, is_template_variable};
 
+use super::fields::{Fields, kind, shown};
 use super::neutral;
 use crate::cli::sampling::{SamplingArgs, random_seed};
 
@@ -232,9 +231,6 @@ fn set<T>(to: &mut Option<T>, value: Option<T>) {
     }
 }
 
-/// Fields that have not been read yet, and all fields with their order.
-struct Fields<'a>(Map<String, Value>, &'a Json);
-
 impl Fields<'_> {
     fn ask(&mut self) -> Result<LineInput, String> {
         match (self.0.remove("prompt"), self.0.remove("messages")) {
@@ -309,16 +305,6 @@ impl Fields<'_> {
             add_generation_prompt,
             continue_final_message,
         })
-    }
-
-    /// A list of objects for the template; an empty one is none.
-    fn objects(&mut self, name: &str) -> Result<Option<Json>, String> {
-        match self.0.remove(name) {
-            None => Ok(None),
-            Some(Value::Array(list)) if list.is_empty() => Ok(None),
-            Some(Value::Array(list)) if list.iter().all(Value::is_object) => Ok(self.1.get(name).cloned()),
-            Some(other) => Err(format!("{name}: {} where a list of objects is wanted", kind(&other))),
-        }
     }
 
     fn limits(&mut self) -> Result<Limits, String> {
@@ -408,103 +394,6 @@ impl Fields<'_> {
         };
         set(&mut own.seed, seed);
         Ok((own, seed.is_some()))
-    }
-
-    fn texts(&mut self, name: &str) -> Result<Option<Vec<String>>, String> {
-        let wrong = || format!("{name}: a text, or a list of texts that are not empty, is wanted");
-        let text = |v: &Value| v.as_str().filter(|s| !s.is_empty()).map(str::to_owned).ok_or_else(wrong);
-        match self.0.remove(name) {
-            None => Ok(None),
-            Some(Value::Array(list)) => list.iter().map(text).collect::<Result<_, _>>().map(Some),
-            Some(one) => Ok(Some(vec![text(&one)?])),
-        }
-    }
-
-    fn tokens(&mut self, name: &str) -> Result<Option<Vec<u32>>, String> {
-        let Some(value) = self.0.remove(name) else { return Ok(None) };
-        let ids = value.as_array().and_then(|list| {
-            list.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect::<Option<Vec<u32>>>()
-        });
-        ids.map(Some).ok_or_else(|| format!("{name}: {}, a list of token ids is wanted", shown(&value)))
-    }
-
-    fn real(
-        &mut self,
-        name: &str,
-        range: impl RangeBounds<f32>,
-        wanted: &str,
-    ) -> Result<Option<f64>, String> {
-        let Some(value) = self.0.remove(name) else { return Ok(None) };
-        match value.as_f64().filter(|&x| range.contains(&(x as f32))) {
-            Some(x) => Ok(Some(x)),
-            None => Err(format!("{name}: {}, a number ({wanted}) is wanted", shown(&value))),
-        }
-    }
-
-    /// A target of latency.
-    fn seconds(&mut self, name: &str) -> Result<Option<f64>, String> {
-        let Some(value) = self.0.remove(name) else { return Ok(None) };
-        match value.as_f64().filter(|&x| x > 0.0 && x.is_finite()) {
-            Some(x) => Ok(Some(x)),
-            None => Err(format!("{name}: {}, a number of seconds above 0 is wanted", shown(&value))),
-        }
-    }
-
-    fn whole(&mut self, name: &str, least: i64, most: i64) -> Result<Option<i64>, String> {
-        let Some(value) = self.0.remove(name) else { return Ok(None) };
-        match value.as_i64().filter(|n| (least..=most).contains(n)) {
-            Some(n) => Ok(Some(n)),
-            None => Err(format!("{name}: {}, a whole number from {least} is wanted", shown(&value))),
-        }
-    }
-
-    fn flag(&mut self, name: &str) -> Result<Option<bool>, String> {
-        let Some(value) = self.0.remove(name) else { return Ok(None) };
-        value.as_bool().map(Some).ok_or_else(|| format!("{name}: {}, true or false is wanted", shown(&value)))
-    }
-
-    /// The name that is present, of several names of one setting.
-    fn one_of<'n>(&self, names: &[&'n str]) -> Result<&'n str, String> {
-        let mut present = names.iter().filter(|name| self.0.contains_key(**name));
-        match (present.next(), present.next()) {
-            (Some(one), Some(other)) => Err(format!("both {one} and {other}, which mean the same")),
-            (Some(one), None) => Ok(one),
-            _ => Ok(names[0]),
-        }
-    }
-
-    /// Reads a setting for which only some values are supported.
-    fn only(&mut self, name: &str, can: &[&str]) -> Result<(), String> {
-        let Some(value) = self.0.remove(name) else { return Ok(()) };
-        if can.iter().any(|can| neutral::is(&value, can)) {
-            return Ok(());
-        }
-        let value = shown(&value);
-        Err(match can.is_empty() {
-            true => format!("{name}: {value}, which cannot be had here; leave it out"),
-            false => format!("{name}: {value}, only {} can be", can.join(" or ")),
-        })
-    }
-}
-
-/// A value for a message, which may be long.
-fn shown(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(80) {
-        Some((at, _)) => format!("{}...", &text[..at]),
-        None => text,
-    }
-}
-
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "true or false",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a text",
-        Value::Array(list) if list.is_empty() => "an empty list",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
     }
 }
 

@@ -1,6 +1,6 @@
 //! The answers of one request, of which there may be several: `n`, and `best_of`.
 
-use tandem::engine::{Logprobs, Token};
+use tandem::engine::{Likelihood, Logprobs, Token, best_of};
 
 /// An answer that has ended.
 pub struct Sample {
@@ -28,7 +28,7 @@ impl Candidates {
     }
 
     /// Takes one that has ended. When it is the last, returns what the first tells of the prompt, and those that were asked for: in the
-    /// order of their places, or, where they are the best of more, of the mean log-probability of their tokens.
+    /// order of their places, or, where they are the [best of](best_of) more, the best first.
     pub fn add(&mut self, sample: Sample) -> Option<(Vec<Logprobs>, Vec<Sample>)> {
         self.ended.push(sample);
         if self.ended.len() < self.of {
@@ -37,19 +37,14 @@ impl Candidates {
         let mut all = std::mem::take(&mut self.ended);
         all.sort_by_key(|sample| sample.at);
         let scores = std::mem::take(&mut all[0].scores);
-        if self.n < self.of {
-            all.sort_by(|a, b| mean(&b.answer).total_cmp(&mean(&a.answer)));
+        if self.n == self.of {
+            return Some((scores, all));
         }
-        all.truncate(self.n);
-        Some((scores, all))
+        let likely: Vec<Likelihood> = all.iter().map(|sample| Likelihood::of(&sample.answer)).collect();
+        let mut all: Vec<Option<Sample>> = all.into_iter().map(Some).collect();
+        let best = best_of(&likely, self.n).into_iter().filter_map(|at| all[at].take()).collect();
+        Some((scores, best))
     }
-}
-
-/// Of an answer without tokens, the least.
-fn mean(answer: &[Token]) -> f64 {
-    let each = answer.iter().filter_map(|token| Some(token.logprobs.as_ref()?.token));
-    let sum: f64 = each.sum();
-    if answer.is_empty() { f64::NEG_INFINITY } else { sum / answer.len() as f64 }
 }
 
 #[cfg(test)]
