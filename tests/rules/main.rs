@@ -1,5 +1,5 @@
 //! Rules of this repository: what its build makes of PTX, which room and which module may use which, what is public, where families
-//! are named, what comments name and say, how many things a name means, what
+//! and models are named, what comments name and say, how many things a name means, what
 //! additions touch.
 
 mod additions;
@@ -9,6 +9,7 @@ mod families;
 mod flags;
 #[path = "../../build/isa.rs"]
 mod isa;
+mod models;
 mod names;
 mod paths;
 #[path = "../../build/promises.rs"]
