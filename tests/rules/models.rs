@@ -26,7 +26,7 @@ fn commands_name_models_that_are_known() {
         for name in names(&text) {
             seen += 1;
             if tandem::hub::find(&name).is_none() {
-                wrong.push(format!("{}: {name}", path.strip_prefix(&root).unwrap().display()));
+                wrong.push(format!("{}: {name}", path.strip_prefix(root).unwrap().display()));
             }
         }
     }
