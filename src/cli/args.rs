@@ -81,6 +81,10 @@ pub struct EngineArgs {
     /// Storage of keys and values: 16-bit floats, or q8: 8 bits, about half the memory [default: bf16; f16 on a GPU without bfloat16].
     #[arg(long, alias = "kv", value_parser = kv_type())]
     pub kv_type: Option<KvType>,
+    /// Of a mixture of experts whose blocks are divided between GPU and CPU, leave the experts where they are at first, whatever the
+    /// routers choose [default: those that are chosen more often come to the GPU].
+    #[arg(long)]
+    pub fixed_experts: bool,
     /// Prompt tokens per forward pass [default: chosen by the engine].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536), value_name = "N",
           allow_negative_numbers = true)]
@@ -104,6 +108,7 @@ impl EngineArgs {
             weights_node: self.weights_node.clone(),
             deterministic: self.deterministic,
             kv_type: self.kv_type,
+            fixed_experts: self.fixed_experts,
             chunk: self.chunk.map(|n| n as usize),
         }
     }

@@ -34,6 +34,7 @@ mod outcome;
 mod place;
 mod prefix;
 mod prepare;
+mod residents;
 mod sequences;
 mod service;
 mod step;

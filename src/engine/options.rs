@@ -65,6 +65,9 @@ pub struct Options {
     /// How often the routers of a mixture of experts choose which expert: where a layer's experts are divided, the device has the most
     /// used ones. `None`: the first.
     pub router: Option<Arc<RouterProfile>>,
+    /// Where a layer's experts are divided, the device's are exchanged for those that the router chooses more often: choices that make up
+    /// for the exchange of an expert; 0: any that is chosen more often comes. `None`: they stay where they are.
+    pub follow: Option<f64>,
 }
 
 impl Options {
@@ -88,6 +91,7 @@ impl Options {
             sub_batches: 1,
             weights_node: None,
             router: None,
+            follow: None,
         }
     }
 }

@@ -204,6 +204,16 @@ impl Engine {
         self.machine.end_trace()
     }
 
+    /// Whether experts of divided layers change sides as the routers choose ([`Options::follow`](super::Options::follow)).
+    pub fn follows_router(&self) -> bool {
+        self.machine.follows_router()
+    }
+
+    /// Experts of divided layers that have changed sides so far, each for another one.
+    pub fn exchanged_experts(&self) -> u64 {
+        self.machine.exchanged_experts()
+    }
+
     /// Begins to count which experts rows choose on the host: what [`Engine::choices`] returns. Without, nothing is counted, and nothing
     /// is spent on it. Does nothing for a model without experts.
     pub fn count_choices(&mut self) {

@@ -40,6 +40,7 @@ pub fn planned(
         sequences: request.batch as usize,
         logits: request.batch as usize,
         kv_dtype: sizes.kv(),
+        follow: Settings::default().follows(&model.spec),
         ..Options::new(Isa::selected()?, (request.prompt + request.gen_len) as usize)
     };
     // What is not the default was asked for.

@@ -138,7 +138,9 @@ impl Model {
         let options = self.options(settings, demand, progress)?;
         let place = Placing { model: self, settings, options: &options, work: demand.work, progress };
         let (engine, mut decision, runtime) = place.anywhere()?;
-        decision.experts = ExpertCounts::of(&self.loaded.spec, &decision.placement);
+        let cached = engine.follows_router();
+        let experts = ExpertCounts::of(&self.loaded.spec, &decision.placement);
+        decision.experts = experts.map(|experts| experts.with_cache(cached));
         let load_ms = self.began.elapsed().as_secs_f64() * 1e3;
         let notes = details::notes(settings, &engine, &decision);
         let details = details::of_run(self, settings, &options, &engine, load_ms);
@@ -170,6 +172,7 @@ impl Model {
             logits: demand.logits,
             pages: demand.pages,
             weights_node: settings.weights_binding()?,
+            follow: settings.follows(&self.loaded.spec),
             router: settings.kind().and_then(|_| router(&self.loaded, progress)).map(Arc::new),
             kv_pages: settings.kv_pages,
             far: settings.far,
@@ -281,6 +284,8 @@ impl Placing<'_> {
             (chosen, predicted, sizes)
         };
         on_device.chunk = chosen.chunk as usize;
+        // Where the host reads as fast as the device, nothing makes up for an exchange.
+        on_device.follow = on_device.follow.and(predicted.exchange_pays);
         let mut decision = PlacementDecision::of(&chosen, &sizes, name.clone());
         let whole = predicted.considered.iter().find(|c| c.strategy == System::GpuOnly);
         decision.because = whole

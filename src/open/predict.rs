@@ -72,6 +72,8 @@ pub struct Prediction {
     pub whose: Option<String>,
     /// What the figures come from.
     pub from: String,
+    /// Choices that make up for the exchange of an expert ([`plan::exchange_pays`]).
+    pub exchange_pays: Option<f64>,
     times: StepTimes,
 }
 
@@ -113,9 +115,9 @@ impl Known {
         far: Option<FarForecast>,
         why: String,
     ) -> Prediction {
-        let Known { source, sized, work, whose, from, .. } = self;
-        let times = StepTimes::of(source, sized);
-        Prediction { prefill, decode, considered, far, why, work, whose, from, times }
+        let Known { hardware, source, sized, work, whose, from } = self;
+        let (times, exchange_pays) = (StepTimes::of(source, sized), plan::exchange_pays(&hardware));
+        Prediction { exchange_pays, prefill, decode, considered, far, why, work, whose, from, times }
     }
 }
 

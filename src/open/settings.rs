@@ -8,6 +8,7 @@ use crate::cache::KvType;
 use crate::device::Kind;
 use crate::hardware::Hardware;
 use crate::host::{NumaBinding, NumaWish, numa_nodes};
+use crate::model::ModelSpec;
 use crate::plan::{Fixed, Strategy as System};
 use crate::program::Far;
 
@@ -40,6 +41,8 @@ pub struct Settings {
     pub deterministic: bool,
     /// Type of keys and values; `None`: bf16, or f16 on a device without it.
     pub kv_type: Option<KvType>,
+    /// Whether experts of divided blocks stay on the side where they are at first, whatever the routers choose.
+    pub fixed_experts: bool,
     /// Rows of a prompt computed together; `None`: the engine's default.
     pub chunk: Option<usize>,
 }
@@ -60,6 +63,7 @@ impl Default for Settings {
             weights_node: None,
             deterministic: false,
             kv_type: None,
+            fixed_experts: false,
             chunk: None,
         }
     }
@@ -193,6 +197,13 @@ impl Settings {
     /// Whether requests that share the engine may have a scheduler that uses both sides.
     pub fn schedules(&self) -> bool {
         !self.fixed.is_some() && self.strategies.iter().all(|s| s.schedules())
+    }
+
+    /// Choices that make up for the exchange of an expert of a divided block, if experts follow the routers; what is predicted of the machine
+    /// comes later ([`plan::exchange_pays`](crate::plan::exchange_pays)).
+    pub(super) fn follows(&self, spec: &ModelSpec) -> Option<f64> {
+        const UNTIL_PREDICTED: f64 = 4.0;
+        (!self.fixed_experts && spec.experts.is_some()).then_some(UNTIL_PREDICTED)
     }
 
     /// The strategies whose placements are compared; `None` if one side has all of the model.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
+use crate::hardware::Hardware;
 use crate::model::{ModelSpec, RouterProfile};
 use crate::program::{Placement, Residence, Side};
 
@@ -15,11 +16,19 @@ pub struct ExpertCounts {
     pub device: usize,
     /// In the host's.
     pub host: usize,
-    /// Slots on the GPU that follow the router.
+    /// In the GPU's memory, and exchanged for others that the routers choose more often.
     pub cache: usize,
+    /// In the GPU's memory, of layers that are divided.
+    #[serde(skip)]
+    divided: usize,
 }
 
 impl ExpertCounts {
+    /// The same, where those of divided layers follow the router, or do not.
+    pub fn with_cache(self, follows: bool) -> ExpertCounts {
+        ExpertCounts { cache: if follows { self.divided } else { 0 }, ..self }
+    }
+
     /// The experts of a model that is placed so; `None` if it has none.
     pub fn of(spec: &ModelSpec, placement: &Placement) -> Option<ExpertCounts> {
         spec.experts.as_ref()?;
@@ -33,10 +42,23 @@ impl ExpertCounts {
                 false => 0,
             };
             counts.device += device;
+            counts.divided += if at.is_divided() { device } else { 0 };
             counts.host += experts - device;
         }
         Some(counts)
     }
+}
+
+/// Choices of an expert that make up for bringing it to the device, on a machine whose host reads B_c bytes/s and whose device B_d; `None`: nothing does.
+///
+/// ```text
+/// packing takes 3·S/B_c of the host (read, write, and read what is written over), the crossing runs beside the step; each later choice
+/// saves S/B_c − S/B_d:          3/B_c : (1/B_c − 1/B_d) = 3 / (1 − B_c/B_d)
+/// ```
+pub fn exchange_pays(hardware: &Hardware) -> Option<f64> {
+    let (gpu, _) = hardware.accelerator.as_ref()?;
+    let saved = 1.0 - hardware.cpu.read_bw / gpu.bw;
+    (saved > 0.0).then(|| 3.0 / saved)
 }
 
 /// The share of each layer's experts that rows read, by a router's profile. Planners ask for the same few numbers of rows thousands of

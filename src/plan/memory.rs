@@ -12,7 +12,7 @@ use super::hardware::Hardware;
 use super::sizes::Sizes;
 use crate::cache::PAGE_TOKENS;
 use crate::device::{ExpertRows, ExpertShape, Shape, TOP_BYTES};
-use crate::program::{Far, LayerPlacement, Placement, Policy, Residence, Side, Sublayer};
+use crate::program::{EXPERTS_UNDER_WAY, Far, LayerPlacement, Placement, Policy, Residence, Side, Sublayer};
 use crate::tensor::Half;
 
 /// What the driver and a context keep of a GPU's nominal memory. One rule gives all of HELM's published plans: nominal
@@ -365,6 +365,10 @@ pub(super) fn memory_with(
         m.gpu.staging += placement.staging.buffers() as u64 * rounded(bytes);
     }
     m.gpu.staging += 2 * rounded(staged_kv);
+    let divided = placement.layers.iter().enumerate().filter(|(_, at)| at.is_divided());
+    let under_way = divided.map(|(layer, _)| sizes.of_one_expert(layer)).max().unwrap_or(0);
+    m.gpu.staging += rounded(EXPERTS_UNDER_WAY as u64 * under_way);
+    m.host.pinned += EXPERTS_UNDER_WAY as u64 * under_way;
 
     // Embedding and head: one matrix where they are one tensor and on one side.
     for side in [Side::Host, Side::Device] {

@@ -48,7 +48,7 @@ pub use choose::{
     experts_for_requests, experts_on_host, plan_with, plan_within,
 };
 pub use cost::{Batch, Costs, Direction, Group, Scan};
-pub use experts::ExpertCounts;
+pub use experts::{ExpertCounts, exchange_pays};
 pub use memory::{Available, GpuMemory, HostMemory, Load, Memory, NodeMemory, NodesRoom, memory, page_bytes};
 pub use operation::OpCosts;
 pub use outline::Outline;

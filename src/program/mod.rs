@@ -37,5 +37,6 @@ pub(crate) use lower::{cohort_pieces, copy_lanes_pay};
 pub use op::{Buffer, Cargo, Kind, Op, Part, Program, Region, RowsOf, Unit, Work};
 pub use order::waits;
 pub use placement::{
-    COPY_LANE_ROWS, LayerPlacement, Phase, Placement, Policy, Residence, Side, Staging, Sublayer,
+    COPY_LANE_ROWS, EXPERTS_UNDER_WAY, LayerPlacement, Phase, Placement, Policy, Residence, Side, Staging,
+    Sublayer,
 };

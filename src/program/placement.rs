@@ -262,6 +262,9 @@ pub struct Placement {
 /// and 131 KB back: 27 us on a link of 12 GB/s (T4), 6 us at 55 GB/s (H100).
 pub const COPY_LANE_ROWS: u32 = 16;
 
+/// Most experts of divided layers that are under way to the device at a time: there is memory for so many on both sides.
+pub const EXPERTS_UNDER_WAY: usize = 4;
+
 fn copy_lane_rows() -> u32 {
     COPY_LANE_ROWS
 }

@@ -122,6 +122,29 @@ fn experts_on_the_device_give_the_cpus_bits() {
     }
 }
 
+/// Experts of divided blocks come to the device as they are chosen, unless they are to stay; tokens and bits are the CPU's.
+#[test]
+fn experts_follow_the_router_unless_they_are_to_stay() {
+    let model = "synth:tiny-qwen3-moe,dtype=q4_k,seed=2";
+    let of = |device: &str, more: &[&str]| {
+        let home = tempfile::tempdir().unwrap();
+        let args = ["generate", "-m", model, "-n", "40", "--device", device, "hello there"];
+        let all = ["--json", "--deterministic", "--logprobs", "20"];
+        json(&run(tandem(home.path()).args(args).args(all).args(more)))
+    };
+    let cpu = of("cpu", &[]);
+    for (more, cache) in [(&[][..], 6), (&["--fixed-experts"], 0)] {
+        let report = of("emulated", &[&["--gpu-experts", "3"], more].concat());
+        same(&cpu, &report, &format!("{more:?}"));
+        let experts = &report["plan"]["experts"];
+        let counts = ["device", "host", "cache"].map(|key| experts[key].as_u64().unwrap());
+        assert_eq!(counts, [6, 10, cache], "{more:?}: {experts}");
+    }
+    // Whole blocks stay where they are.
+    let whole = of("emulated", &["--n-cpu-moe", "1"]);
+    assert_eq!(whole["plan"]["experts"]["cache"], 0);
+}
+
 /// Tokens of three requests that share an engine, sorted, and what was said. Each prompt is repeated so often.
 fn requests(model: &str, repeats: usize, more: &[&str]) -> (Vec<Value>, String) {
     let home = tempfile::tempdir().unwrap();

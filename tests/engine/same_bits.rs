@@ -42,6 +42,8 @@ struct World {
     kv: KvType,
     texts: [Vec<u32>; 2],
     want: [Vec<f32>; 2],
+    /// Experts that have changed sides.
+    exchanged: std::cell::Cell<u64>,
 }
 
 impl World {
@@ -51,7 +53,8 @@ impl World {
             (0..CONTEXT).map(|i| (i * i * 31 + i * 7 + salt * 13 + 3) as u32 % m.spec.vocab as u32).collect()
         };
         let texts = [text(0), text(1)];
-        let mut world = World { m, isa, kv, texts, want: [Vec::new(), Vec::new()] };
+        let mut world =
+            World { m, isa, kv, texts, want: [Vec::new(), Vec::new()], exchanged: Default::default() };
         let mut o = world.options();
         (o.chunk, o.logits) = (CONTEXT, CONTEXT);
         let mut e = models::engine(&world.m, &o);
@@ -128,6 +131,8 @@ struct Place {
     kv_pages: Option<usize>,
     /// `None`: what is predicted to be faster.
     far: Option<Far>,
+    /// Whether experts of divided layers follow the routers.
+    follow: bool,
 }
 
 fn any_place(layers: usize) -> impl Strategy<Value = Place> {
@@ -154,6 +159,7 @@ fn any_place(layers: usize) -> impl Strategy<Value = Place> {
         },
         kv_pages,
         far,
+        follow: false,
     })
 }
 
@@ -164,7 +170,8 @@ fn check(
     place: &Place,
     acts: &[Act],
 ) -> Result<usize, TestCaseError> {
-    let o = Options { kv_pages: place.kv_pages, far: place.far, ..world.options() };
+    let follow = place.follow.then_some(0.0);
+    let o = Options { kv_pages: place.kv_pages, far: place.far, follow, ..world.options() };
     run(world, &o, accel, &place.placement, acts, &mut || ())
 }
 
@@ -249,6 +256,7 @@ fn run(
     }
     seqs.into_iter().for_each(|(seq, _)| e.remove(seq));
     prop_assert_eq!(e.free_pages(), free, "every page came back");
+    world.exchanged.set(world.exchanged.get() + e.exchanged_experts());
     Ok(compared)
 }
 
@@ -257,8 +265,8 @@ fn any_mixture(spec: &ModelSpec) -> impl Strategy<Value = Place> + use<> {
     let counts: Vec<usize> = (0..spec.n_layers).map(|l| spec.experts_of(l).map_or(0, |e| e.count)).collect();
     let divided = prop::option::of(any::<prop::sample::Index>());
     let how = prop::collection::vec((divided, any::<bool>()), counts.len());
-    (any_place(counts.len()), how, 0..9u32).prop_map(move |(mut place, how, from)| {
-        place.placement.stream_rows = from;
+    (any_place(counts.len()), how, 0..9u32, any::<bool>()).prop_map(move |(mut place, how, from, follow)| {
+        (place.placement.stream_rows, place.follow) = (from, follow);
         let layers = place.placement.layers.iter_mut().zip(how).zip(&counts);
         for ((layer, (divided, alone)), &count) in layers.filter(|(_, count)| **count > 0) {
             if layer.weights == Residence::Streamed && alone {
@@ -279,7 +287,9 @@ fn any_mixture(spec: &ModelSpec) -> impl Strategy<Value = Place> + use<> {
     })
 }
 
-fn any_place_and_batch(name: &str, dtypes: &[&str], cases: u32) {
+/// Returns how many experts have changed sides.
+fn any_place_and_batch(name: &str, dtypes: &[&str], cases: u32) -> u64 {
+    let mut exchanged = 0;
     for dtype in dtypes {
         for (isa, kv) in
             [(Isa::best(), KvType::BF16), (Isa::best(), KvType::Q8), (Isa::Reference, KvType::F16)]
@@ -302,8 +312,10 @@ fn any_place_and_batch(name: &str, dtypes: &[&str], cases: u32) {
                 .unwrap_or_else(|e| panic!("{name} {dtype} {isa}: {e}"));
             let compared = compared.get();
             assert!(compared > 20 * cases as usize, "only {compared} rows were compared");
+            exchanged += world.exchanged.get();
         }
     }
+    exchanged
 }
 
 /// Prompts that end in one step: behind the last attention their last rows are put side by side. Also where this attention is in
@@ -318,7 +330,7 @@ fn prompts_that_end_together_have_the_same_bits() {
         for k in 0..n {
             for far in [None, Some(Far::Attend), Some(Far::Stream)] {
                 let placement = Placement::boundary(k, n, 0, 0);
-                let place = Place { placement, kv_pages: far.map(|_| 8), far };
+                let place = Place { placement, kv_pages: far.map(|_| 8), far, follow: false };
                 let compared =
                     check(&world, &accel, &place, &acts).unwrap_or_else(|e| panic!("{name} {k}: {e}"));
                 assert_eq!(compared, 3 * acts.len());
@@ -449,15 +461,17 @@ fn a_llama_has_the_same_bits_anywhere() {
 /// Experts, of a layer on either side, or divided between them.
 #[test]
 fn mixtures_have_the_same_bits_anywhere() {
-    any_place_and_batch("tiny-qwen3-moe", &["bf16", "q8_0"], 16);
+    let mut exchanged = any_place_and_batch("tiny-qwen3-moe", &["bf16", "q8_0"], 16);
     // An expert of all rows, and layers without experts.
-    any_place_and_batch("tiny-qwen2-moe", &["q4_k"], 16);
+    exchanged += any_place_and_batch("tiny-qwen2-moe", &["q4_k"], 16);
+    assert!(exchanged > 0, "no expert has changed sides");
 }
 
 /// Sinks, windows of every other layer, biases of all matrices and of routers.
 #[test]
 fn a_gpt_oss_has_the_same_bits_anywhere() {
-    any_place_and_batch("tiny-gpt-oss,experts=mxfp4", &["bf16", "q8_0"], 16);
+    let exchanged = any_place_and_batch("tiny-gpt-oss,experts=mxfp4", &["bf16", "q8_0"], 16);
+    assert!(exchanged > 0, "no expert has changed sides");
 }
 
 /// Norms of heads.

@@ -177,6 +177,36 @@ fn every_vector_runs_where_outputs_are_normed_before_they_are_added() {
     }
 }
 
+/// Experts change sides while the model runs, as its routers choose: the kernels find them, and what they say is what it is without.
+#[test]
+fn experts_follow_the_router_on_kernels() {
+    let m = load("synth:tiny-qwen3-moe,dtype=q8_0,seed=7").unwrap();
+    let (tokens, vocab) = (tokens(TOKENS, m.spec.vocab), m.spec.vocab);
+    let mut placement = Placement::all(Side::Device, m.spec.n_layers, 0);
+    for (l, layer) in placement.layers.iter_mut().enumerate() {
+        if m.spec.experts_of(l).is_some() {
+            (layer.weights, layer.device_experts) = (Residence::Both, 3);
+        }
+    }
+    let steps: Vec<usize> = [30].into_iter().chain([1; TOKENS - 30]).collect();
+    for runtime in gpu::runtimes() {
+        let accel = on_kernels(runtime).expect("a runtime with kernels");
+        let kv = gpu::kv(&accel, Half::BF16);
+        let run = |follow: Option<f64>| {
+            let o = Options { kv_dtype: kv.into(), follow, ..options(TOKENS, 1) };
+            let mut e = placed(&m, &o, &accel, &placement).unwrap();
+            let got = feed(&mut e, &tokens, &steps);
+            (got, e.exchanged_experts())
+        };
+        let (fixed, follows) = (run(None), run(Some(0.0)));
+        assert!(fixed.1 == 0 && follows.1 > 5, "{} experts changed sides", follows.1);
+        let want: Vec<Vec<f64>> =
+            fixed.0.chunks_exact(vocab).map(|row| row.iter().map(|&x| f64::from(x)).collect()).collect();
+        let (worst, bound) = (worst(&follows.0, &want, vocab), 2.0 * bound(&m.spec, false));
+        assert!(worst > 0.0 && worst <= bound, "{worst:.2e}, at most {bound:.2e}");
+    }
+}
+
 /// The real kernels, in host emulation and on a GPU if there is one.
 #[test]
 fn placements_on_kernels_give_the_models_logits() {

@@ -33,6 +33,7 @@ fn engines_of_older_gpus() {
 #[test]
 fn placements() {
     in_orders(&["placements::placements_on_kernels", "placements::any_placement"], 2);
+    in_orders(&["placements::experts_follow"], 1);
 }
 
 #[test]

@@ -61,6 +61,11 @@ impl HostWorkspace {
         }
     }
 
+    /// The chosen experts of `rows`, k each, of a model with experts.
+    pub fn chosen(&self, rows: std::ops::Range<usize>) -> &[u32] {
+        self.experts.as_ref().expect("a workspace of a model with experts").ids(rows)
+    }
+
     /// The chosen experts of `rows` and their weights, k each, of a model with experts: for choices that were made elsewhere.
     pub(in crate::engine) fn choices_mut(
         &mut self,

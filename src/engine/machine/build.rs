@@ -9,6 +9,7 @@ use super::carry::{Areas, cargo};
 use super::cohorts::PATIENCE;
 use super::crossed::Crossed;
 use super::device::DevicePart;
+use super::follow::Following;
 use super::graphs::Graphs;
 use super::host::{HostHalf, HostPart};
 use super::host_pages::host_pages;
@@ -127,6 +128,7 @@ impl RealMachine {
         };
         let (mut isa, mut bytes_per_step) = (device.describe(), device.bytes_per_step);
         let mut work = HostWork::default();
+        let following = Following::new(spec, weights, options, &accel, &placement, sizes.shape.act)?;
         let host = match lane {
             None => None,
             Some(lane) => {
@@ -142,6 +144,7 @@ impl RealMachine {
                 let half =
                     HostHalf::new(spec, options, model, pool, (kv, far), places.clone(), parts, shape)?
                         .dividing(&placement, options.router.as_deref());
+                let half = if following.is_some() { half.counting() } else { half };
                 isa = format!("{isa}, cpu {}", half.isa().name());
                 bytes_per_step += half.bytes_per_step();
                 Some(HostSide::Lane(lane.serve(half, runtime.clone(), active_wait)))
@@ -183,6 +186,7 @@ impl RealMachine {
         machine.places = places.into_iter().map(|(_, place)| place).collect();
         machine.host = host;
         (machine.device, machine.areas, machine.graphs) = (Some(device), Some(areas), graphs);
+        machine.following = following;
         Ok(machine)
     }
 
@@ -253,6 +257,7 @@ impl RealMachine {
             host: None,
             device: None,
             areas: None,
+            following: None,
             work: HostWork::default(),
             clock: None,
             memory,

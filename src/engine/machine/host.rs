@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::carry::{Place, What};
 use super::device::rows_of;
+use super::follow::Chosen;
 use super::mail::{Letters, Mail};
 use super::parts::PartMail;
 use crate::Result;
@@ -32,6 +33,8 @@ pub(super) struct HostHalf {
     places: Vec<(bool, usize)>,
     /// For each layer whose experts are divided, which of them are the host's.
     own_experts: Vec<Option<Vec<bool>>>,
+    /// For each of these layers, the choices of the step, if experts follow them.
+    chosen: Vec<Option<Chosen>>,
     /// The sub-batches.
     pub parts: Vec<HostPart>,
     /// The model's shape on the device, if there is one.
@@ -102,6 +105,7 @@ impl HostHalf {
             kv,
             far,
             own_experts: vec![None; places.len()],
+            chosen: vec![None; places.len()],
             places,
             parts,
             shape,
@@ -120,6 +124,29 @@ impl HostHalf {
         let of = |l| Some(Divided::of(self.model.spec(), placement, router, l)?.on_host());
         self.own_experts = (0..placement.layers.len()).map(of).collect();
         self
+    }
+
+    /// Counts the choices of rows in layers whose experts are divided.
+    pub fn counting(mut self) -> HostHalf {
+        let of = |own: &Option<Vec<bool>>| own.as_ref().map(|own| Chosen::of(own.len()));
+        self.chosen = self.own_experts.iter().map(of).collect();
+        self
+    }
+
+    /// The choices of `layer` since they were cleared.
+    pub fn chosen(&mut self, layer: usize) -> &mut Chosen {
+        self.chosen[layer].as_mut().expect("a layer whose choices are counted")
+    }
+
+    /// The device has expert `to` of `layer` from now on, and the host `from`.
+    pub fn exchange(&mut self, layer: usize, from: u32, to: u32) {
+        let own = self.own_experts[layer].as_mut().expect("a layer whose experts are divided");
+        (own[from as usize], own[to as usize]) = (true, false);
+    }
+
+    /// The host's threads.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
     }
 
     pub fn isa(&self) -> Isa {
@@ -189,7 +216,9 @@ impl HostHalf {
             let sleeps = [0, 0, 200, 1000, 5000][(*state >> 33) as usize % 5];
             std::thread::sleep(std::time::Duration::from_micros(sleeps));
         }
-        let HostHalf { model, pool, host, kv, far, places, own_experts, parts, shape, choices, .. } = self;
+        let HostHalf {
+            model, pool, host, kv, far, places, own_experts, chosen, parts, shape, choices, ..
+        } = self;
         let HostPart { ws, step, far_step, wanted, compact, picked, mailbox, parts } =
             &mut parts[op.sub_batch as usize];
         let mail = letters.as_ref().map(|letters| Mail {
@@ -268,6 +297,9 @@ impl HostHalf {
             Kind::FfnDown => cx.ffn_down(ws, model.layer(l), rows),
             Kind::Experts => {
                 let own = own_experts[l].as_ref().expect("a layer whose experts are divided");
+                if let Some(chosen) = &mut chosen[l] {
+                    chosen.add(rows.len(), ws.chosen(rows.clone()));
+                }
                 cx.own_experts(ws, model.layer(l).mixture().expect("a layer of experts"), own, rows);
             }
             Kind::Head { add } => {

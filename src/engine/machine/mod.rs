@@ -33,6 +33,7 @@
 //! | `mode`, `lists` | the accelerator's description of a step's sequences |
 //! | `pack` | rows that want logits, put side by side behind the device's last attention |
 //! | `issue` | an operation: enqueued, or given to the host |
+//! | `follow` | experts of divided layers that follow the routers |
 //! | `segments`, `graphs` | operations of decode steps that can be one graph; recorded |
 //! | `collect` | logits and tokens |
 //! | `trace` | when operations ran, if requested |
@@ -48,6 +49,7 @@ mod collect;
 mod counted;
 mod crossed;
 mod device;
+mod follow;
 mod graphs;
 mod host;
 mod host_pages;
@@ -85,6 +87,7 @@ use self::carry::Areas;
 use self::cohorts::Slot;
 use self::crossed::Crossed;
 use self::device::DeviceHalf;
+use self::follow::Following;
 use self::graphs::Graphs;
 use self::host::HostHalf;
 use self::lane::Lane;
@@ -125,6 +128,8 @@ pub(super) struct RealMachine {
     host: Option<HostSide>,
     device: Option<DeviceHalf>,
     areas: Option<Areas>,
+    /// Experts that follow the routers, if they do.
+    following: Option<Following>,
     /// The work of the host's operations.
     work: HostWork,
     /// The clock of emulated time if the host is alone; a device keeps its own.
@@ -297,6 +302,11 @@ impl RealMachine {
     /// The choices counted so far.
     pub fn choices(&mut self) -> Option<RouterProfile> {
         self.host.as_mut()?.with(|half| half.choices.as_deref().cloned())
+    }
+
+    /// Whether experts of divided layers follow the routers.
+    pub fn follows_router(&self) -> bool {
+        self.following.is_some()
     }
 
     /// Where the model runs.

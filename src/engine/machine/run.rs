@@ -108,6 +108,7 @@ impl RealMachine {
                 self.sub_batches
             )));
         }
+        self.follow_router()?;
         let lowered = self.programs.get(&self.placement, iteration)?;
         let chains = self.begin_cohorts(iteration, &parts)?;
         if let Some(trace) = &mut self.trace {

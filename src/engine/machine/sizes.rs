@@ -19,7 +19,9 @@ use crate::engine::weights::{
     separate_gate_up, table_bytes,
 };
 use crate::model::{ModelSpec, Weights};
-use crate::program::{Far, LayerPlacement, Phase, Placement, Policy, Residence, Side, Sublayer};
+use crate::program::{
+    EXPERTS_UNDER_WAY, Far, LayerPlacement, Phase, Placement, Policy, Residence, Side, Sublayer,
+};
 use crate::simd::linear;
 use crate::{Error, Result};
 
@@ -49,6 +51,8 @@ pub struct Sizes {
     pub(super) far: Option<Far>,
     /// Whether their pages may be streamed.
     pub(super) streams: bool,
+    /// Whether experts of divided layers follow the routers.
+    follows: bool,
     pub(super) linears: Vec<LinearWeight>,
     layouts: Vec<LayerLayout>,
     /// The layouts of layers of experts without these; empty for a model without experts.
@@ -137,6 +141,7 @@ impl Sizes {
             far_pages: options.far_pages,
             far: options.far,
             streams: options.far.map_or(options.times.is_some(), |far| far == Far::Stream),
+            follows: options.follow.is_some(),
             head: head_bytes(accel, spec, weights, act)?,
             embedding: [
                 embedding_bytes(accel, spec, weights, act, false)?,
@@ -346,6 +351,13 @@ impl Sizes {
         parts.iter().map(|b| takes(self.granule, rounded(b * self.limits.rows))).sum()
     }
 
+    /// Bytes of the experts that are under way between the sides.
+    fn following(&self, placement: &Placement) -> u64 {
+        let divided = self.layouts(placement).filter(|(layer, _)| self.follows && layer.is_divided());
+        let largest = divided.map(|(_, layout)| layout.expert_bytes()).max().unwrap_or(0);
+        (EXPERTS_UNDER_WAY * largest) as u64
+    }
+
     /// Bytes on the device.
     pub fn device(&self, placement: &Placement) -> Memory {
         self.device_if(placement, self.streams).memory()
@@ -393,7 +405,7 @@ impl Sizes {
         DeviceBytes {
             weights,
             kv,
-            staging_weights: 2 * takes(largest),
+            staging_weights: 2 * takes(largest) + takes(self.following(placement)),
             staging_kv: staged,
             activations: (self.activations[self.rows_of_experts(placement)] + near + far) * times,
             lists: lists * times,
@@ -435,7 +447,7 @@ impl Sizes {
         // A placement that cannot be lowered cannot run.
         let cargo = cargo(placement, paging.far > 0).unwrap_or_default();
         let areas: usize = cargo.iter().map(|(what, _)| rows * what.row_bytes(&self.shape)).sum();
-        (self.sub_batches * (mailbox + parts + areas)) as u64
+        (self.sub_batches * (mailbox + parts + areas)) as u64 + self.following(placement)
     }
 
     /// Whether a placement fits the device.

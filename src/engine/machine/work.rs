@@ -174,6 +174,13 @@ impl HostWork {
         self
     }
 
+    /// Of the experts of a divided layer that the device has, a row is expected to choose so many.
+    pub fn expect(&mut self, layer: usize, uses: f64) {
+        if let Some(divided) = &mut self.blocks[layer].divided {
+            divided.uses = uses;
+        }
+    }
+
     /// Begins a step of a sub-batch of these sequences. `wanted` are the rows that want logits, ascending; `boundaries`
     /// are the numbers of tokens of each sequence whose pages have left the device, empty if none has left.
     pub fn begin(&mut self, sub_batch: usize, seqs: &[HostSeq<'_>], boundaries: &[usize], wanted: &[usize]) {
@@ -270,6 +277,11 @@ impl HostWork {
             bytes: (lines * 2 * self.kv_dim + 4 * n * self.q_dim) as u64,
         }
     }
+}
+
+/// The work of packing so many bytes: read in one layout, and written in another, which reads what is there.
+pub(super) fn copied(bytes: usize) -> Work {
+    Work { flops: 0, bytes: 3 * bytes as u64 }
 }
 
 fn plus(a: Work, b: Work) -> Work {

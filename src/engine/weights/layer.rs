@@ -94,6 +94,19 @@ impl Piece {
         }
     }
 
+    /// The same of another matrix, with that one's bias.
+    pub fn of(&self, matrix: &Matrix) -> Piece {
+        let content = match &self.content {
+            Content::Packed(_) => Content::Packed(matrix.clone()),
+            Content::GateUpBias(_) => Content::GateUpBias(matrix.clone()),
+            Content::Floats(vectors) => {
+                Content::Floats(vec![(format!("{}.bias", matrix.names[0]), vectors[0].1)])
+            }
+            Content::Words(words) => Content::Words(words.clone()),
+        };
+        Piece { content, ..*self }
+    }
+
     fn is_matrix(&self) -> bool {
         matches!(self.content, Content::Packed(_))
     }
@@ -132,7 +145,7 @@ pub struct LayerLayout {
 }
 
 /// Places pieces one after the other.
-struct Placing<'a> {
+pub(super) struct Placing<'a> {
     accel: &'a dyn Accelerator,
     weights: &'a Weights,
     act: Half,
@@ -143,7 +156,29 @@ struct Placing<'a> {
     pieces: Vec<Piece>,
 }
 
-impl Placing<'_> {
+impl<'a> Placing<'a> {
+    /// Nothing of a layer yet.
+    pub fn of_layer(
+        accel: &'a dyn Accelerator,
+        weights: &'a Weights,
+        act: Half,
+        layer: usize,
+    ) -> Placing<'a> {
+        Placing { accel, weights, act, layer, used: 0, next: 0, pieces: Vec::new() }
+    }
+
+    /// Places a matrix of an expert. Returns its bytes, to the next one's.
+    pub fn expert(&mut self, matrix: &Matrix) -> Result<usize> {
+        let from = self.next;
+        self.matrix(matrix, true)?;
+        Ok(self.next - from)
+    }
+
+    /// What was placed.
+    pub fn into_pieces(self) -> Vec<Piece> {
+        self.pieces
+    }
+
     fn place(&mut self, bytes: usize, content: Content) -> DevPtr {
         let at = self.next;
         self.next = (at + bytes).next_multiple_of(ALIGN);
@@ -335,7 +370,7 @@ impl LayerLayout {
     ) -> Result<LayerLayout> {
         let block = Block::of(spec, layer);
         let used = spec.experts_of(layer).map_or(0, |e| e.used);
-        let mut p = Placing { accel, weights, act, layer, used, next: 0, pieces: Vec::new() };
+        let mut p = Placing { used, ..Placing::of_layer(accel, weights, act, layer) };
         let attn_norm = p.norm(&block.attn_norm)?;
         let qkv = matrices.qkv.iter().map(|m| p.matrix(m, false)).collect::<Result<_>>()?;
         let biases = [&block.q, &block.k, &block.v];
@@ -425,6 +460,14 @@ impl LayerLayout {
                     + (4 * w.here).next_multiple_of(ALIGN)
             }
             _ => self.bytes,
+        }
+    }
+
+    /// Bytes of an image of one of its experts; 0 without experts on the device.
+    pub fn expert_bytes(&self) -> usize {
+        match &self.at_origin.ffn {
+            FeedForward::Experts(w) => w.up_stride + w.down_stride,
+            FeedForward::Dense(_) | FeedForward::Elsewhere => 0,
         }
     }
 

@@ -3,7 +3,7 @@
 use super::{Candidate, PlanRequest, Strategy};
 use crate::plan::bytes::Bytes;
 use crate::plan::cost::Costs;
-use crate::plan::experts::ExpertCounts;
+use crate::plan::experts::{ExpertCounts, exchange_pays};
 use crate::plan::hardware::{Energy, Hardware};
 use crate::plan::memory::Memory;
 use crate::plan::price::price;
@@ -179,7 +179,8 @@ impl Planner<'_> {
             prefill_policy: draft.policies.map(|p| p.0.bits()),
             decode_policy: draft.policies.map(|p| p.1.bits()),
             pinned_blocks: draft.pinned,
-            experts: ExpertCounts::of(&self.sizes.spec, &draft.placement),
+            experts: ExpertCounts::of(&self.sizes.spec, &draft.placement)
+                .map(|experts| experts.with_cache(exchange_pays(self.hardware).is_some())),
             chunk: draft.chunk,
             way: draft.far,
             spilled: run.as_ref().and_then(|r| r.spilled),

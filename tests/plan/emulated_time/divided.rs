@@ -3,6 +3,8 @@
 use std::io::Write;
 
 use tandem::model::RouterProfile;
+use tandem::plan::exchange_pays;
+use tandem::simd::linear::Mode;
 
 use super::*;
 
@@ -176,4 +178,43 @@ fn of_sizes(sizes: &PlanSizes, h: &Hardware, placement: &Placement, prompt: u32)
         virtual_machine::run(&program, &OpCosts::new(&costs, sizes).of(&iteration).on(placement)).seconds()
     };
     (seconds(Phase::Prefill, 0, prompt), seconds(Phase::Decode, prompt, 1))
+}
+
+/// The device gets the experts that the router chooses, and steps become shorter; what is computed stays the same.
+#[test]
+fn experts_that_follow_the_router_make_steps_shorter() {
+    let m = mixture();
+    for machine in ["t4-g4dn", "rtx4090-desktop"] {
+        let h = hardware::named(machine).unwrap();
+        let mut placement = Placement::all(Side::Device, 3, 0);
+        for layer in &mut placement.layers {
+            (layer.weights, layer.device_experts) = (Residence::Both, 8);
+        }
+        let run = |follow: Option<f64>| {
+            let options = Options { follow, mode: Mode::Deterministic, ..options(512) };
+            let mut e = with(&m, machine, &placement, &options);
+            let (seq, mut tokens, mut begin) = (e.add(), Vec::new(), 0.0);
+            for i in 0..400u32 {
+                if i == 300 {
+                    begin = e.emulated_seconds().unwrap();
+                }
+                // Few of the tokens, as texts have it.
+                let token = [i * i * 31 % 37];
+                let new = [NewTokens { id: seq, tokens: &token, wants: Wants::Last }];
+                tokens.extend(e.forward_greedy(&new).unwrap().iter().copied());
+            }
+            (tokens, (e.emulated_seconds().unwrap() - begin) / 100.0, e.exchanged_experts())
+        };
+        let pays = exchange_pays(&h).unwrap();
+        let (fixed, follows) = (run(None), run(Some(pays)));
+        let line = format!(
+            "{machine}: {:.1} us a step, {:.1} us with experts that follow, {} exchanged for {pays:.1} choices each",
+            1e6 * fixed.1,
+            1e6 * follows.1,
+            follows.2
+        );
+        println!("{line}");
+        assert!(fixed.0 == follows.0, "{line}: other tokens");
+        assert!(fixed.2 == 0 && follows.2 > 0 && follows.1 < 0.95 * fixed.1, "{line}");
+    }
 }
