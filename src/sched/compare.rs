@@ -69,18 +69,11 @@ const WAITING: usize = 8;
 /// the present ones end, and a step will never be as empty as at the end of a rollout.
 const HORIZON: f64 = 0.7;
 
-/// A policy is tried in waves of at most this many per cent of the requests that it had at a time.
+/// The winner is tried with at most this many per cent of the requests that it had at a time.
 const EVENED: usize = 97;
 
 /// Numbers of waves that it is tried with.
 const WAVES: usize = 3;
-
-/// As [`SHARES`], of the work for waves.
-const WAVES_SHARES: i64 = 2;
-
-/// Before the first step policies are tried in waves, too, that have done this share of the winner's work in the same time: waves may gain more
-/// for one of them.
-const CLOSE: f64 = 0.9;
 
 /// The policy whose first tokens others are measured by: vLLM's.
 const REFERENCE: &str = "gpu-only";
@@ -103,11 +96,9 @@ pub(super) struct Comparison {
     total: Option<i64>,
     /// The best so far.
     best: Option<Best>,
-    /// Those that were rolled out and are not the best.
-    behind: Vec<Behind>,
     /// The policy that decides already.
     current: Policy,
-    /// Whether the best have been tried with fewer requests at a time.
+    /// Whether the winner has been tried with fewer requests at a time.
     evened: bool,
     by: By,
     /// Whether requests come one by one.
@@ -129,23 +120,9 @@ struct Best {
     is_current: bool,
     /// Most requests that it has at a time.
     peak: usize,
-    /// Work of its rollout.
-    used: i64,
     /// What another's time must be below of its time, and its own work of the other's.
     margin: f64,
     lateness: Lateness,
-}
-
-/// A policy whose rollout was not the best.
-#[derive(Debug, Clone)]
-struct Behind {
-    policy: Policy,
-    /// As [`Best::peak`].
-    peak: usize,
-    /// When its rollout stopped, in seconds, and the worth that it had done by then.
-    stopped: (f64, f64),
-    /// Work of its rollout.
-    used: i64,
 }
 
 /// How late a rollout's requests are.
@@ -231,19 +208,19 @@ impl Best {
     }
 }
 
-/// A policy with fewer requests at a time than its `peak`. As many as there is room for is not always best: of 137 requests with room for 100 the last 37 run
+/// The best policy with fewer requests at a time. As many as there is room for is not always best: of 137 requests with room for 100 the last 37 run
 /// alone, hardly faster, and even waves end 11% sooner. Several numbers of waves, since requests begin at a pace rather than in waves. Only where
 /// requests and their lengths are known ([`Queues::are_known`]).
-fn in_even_waves(policy: &Policy, peak: usize, queues: &Queues) -> Vec<Policy> {
+fn in_even_waves(best: &Best, queues: &Queues) -> Vec<Policy> {
     let all = queues.running().len() + queues.waiting().len();
     let fewer = |waves: usize| all.div_ceil(waves);
-    let Some(first) = (2..=all).find(|&waves| 100 * fewer(waves) <= EVENED * peak) else {
+    let Some(first) = (2..=all).find(|&waves| 100 * fewer(waves) <= EVENED * best.peak) else {
         return Vec::new();
     };
     let mut most: Vec<usize> =
         (first..first + WAVES).map(fewer).filter(|&n| n >= queues.running().len()).collect();
     most.dedup();
-    most.into_iter().map(|n| policy.with_most_running(n as u32)).collect()
+    most.into_iter().rev().map(|n| best.policy.with_most_running(n as u32)).collect()
 }
 
 impl Comparison {
@@ -287,7 +264,6 @@ impl Comparison {
             share: i64::MAX,
             total: None,
             best: None,
-            behind: Vec::new(),
             horizon: None,
             is_second: false,
         }
@@ -351,37 +327,21 @@ impl Comparison {
                 self.by.patience = Patience::Seconds(Targets::bound(rollout.first_seconds()));
             }
             let is_first = self.best.is_none();
-            let seconds = rollout.seconds();
-            let stopped = (seconds, rollout.progress().at(seconds));
-            let mut behind =
-                Behind { policy: policy.clone(), peak: rollout.peak(), stopped, used: self.used };
-            // What waves gain is seen at the end: the first of them is done sooner than as many among more requests at a time.
-            let is_told = rollout.requests() == 0 || !policy.is_in_waves();
-            let beats = |best: &Best| is_told && best.is_beaten_by(rollout, self.by, self.horizon);
-            if self.best.as_ref().is_none_or(beats) {
+            if self.best.as_ref().is_none_or(|best| best.is_beaten_by(rollout, self.by, self.horizon)) {
                 let is_current = policy.is_like(&self.current);
-                let before = self.best.replace(Best {
+                self.best = Some(Best {
                     lateness: self.by.of(rollout),
                     policy: policy.clone(),
                     progress: rollout.progress().clone(),
                     ended: rollout.requests() == 0,
                     is_current,
                     peak: rollout.peak(),
-                    used: self.used,
                     margin: match (is_current, self.online) {
                         (true, true) => 1.0 - MARGIN_ONLINE,
                         (true, false) if hurries => 1.0 - MARGIN,
                         _ => 1.0,
                     },
                 });
-                // It was ahead of another until the end of the better one.
-                if let Some(Best { policy, progress, peak, used, .. }) = before {
-                    let at = progress.seconds().min(seconds);
-                    behind = Behind { policy, peak, stopped: (at, progress.at(at)), used };
-                }
-            }
-            if !is_first {
-                self.behind.push(behind);
             }
             if self.horizon.is_none() && self.online && rollout.requests() == 0 {
                 self.horizon = Some(HORIZON * rollout.seconds());
@@ -393,12 +353,11 @@ impl Comparison {
             }
             if self.left.is_empty() && !self.evened && self.queues.are_known() {
                 self.evened = true;
-                self.left = self.waves(hurries);
+                self.left = self.best.as_ref().map_or(Vec::new(), |best| in_even_waves(best, &self.queues));
             }
             self.total = self.total.map(|total| total - self.used);
-            let shares = if self.evened { WAVES_SHARES } else { SHARES };
-            let left = (self.left.len() as i64).clamp(1, shares);
-            self.share = self.total.map_or(i64::MAX, |total| total / left);
+            self.share =
+                self.total.map_or(i64::MAX, |total| total / (self.left.len() as i64).clamp(1, SHARES));
             self.used = 0;
             let new = |p: Policy| {
                 let rollout = Rollout::new(p.clone(), self.queues.clone(), self.worth);
@@ -407,19 +366,6 @@ impl Comparison {
             self.trying = self.left.pop().map(new);
         }
         Some(self.better())
-    }
-
-    /// The best in even waves, and unless a step waits those that are close to it: the next to try last. One number of waves for each comes before
-    /// a second one; of these the device alone, whose work is cheap to foresee and most often gains, then what costs least, to bound the others.
-    fn waves(&self, hurries: bool) -> Vec<Policy> {
-        let Some(best) = &self.best else { return Vec::new() };
-        let is_close = |b: &&Behind| !hurries && b.stopped.1 >= CLOSE * best.progress.at(b.stopped.0);
-        let close = self.behind.iter().filter(is_close).map(|b| (&b.policy, b.peak, b.used));
-        let mut all: Vec<_> = close.chain([(&best.policy, best.peak, best.used)]).collect();
-        all.sort_by_key(|&(policy, _, used)| (policy.gives_turns(), used));
-        let of = |&(policy, peak, _): &(&Policy, usize, i64)| in_even_waves(policy, peak, &self.queues);
-        let ways: Vec<Vec<Policy>> = all.iter().map(of).collect();
-        (0..WAVES).rev().flat_map(|n| ways.iter().rev().filter_map(move |way| way.get(n).cloned())).collect()
     }
 
     /// The best of those that have been tried, if it beats the current policy.

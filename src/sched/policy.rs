@@ -47,11 +47,6 @@ impl Policy {
         Policy { most_running: Some(most), ..self.clone() }
     }
 
-    /// Whether it lets fewer requests run at a time than there is room for.
-    pub fn is_in_waves(&self) -> bool {
-        self.most_running.is_some()
-    }
-
     /// Whether it decides as another one that has seen the same.
     pub fn is_like(&self, other: &Policy) -> bool {
         self.name() == other.name() && self.most_running == other.most_running

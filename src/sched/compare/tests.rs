@@ -111,40 +111,6 @@ fn before_the_first_step_the_fastest_wins() {
 }
 
 /// Forty requests of which half have waited for `seconds` already.
-/// Waves gain more for a policy that is behind without them: the device alone with prompts at full rate ends sooner in two waves than what is
-/// fastest with as many requests as there is room for.
-#[test]
-fn waves_are_tried_for_those_behind_the_fastest() {
-    let limits = Limits { rows: 2048, sequences: 512, device_pages: 1641, host_pages: 14_415, ..LIMITS };
-    let sizes = Sizes::of_spec(&synth::spec("llama-3.1-8b").unwrap());
-    let placement = Placement {
-        host_pages: limits.host_pages,
-        ..Placement::all(Side::Device, sizes.layers(), limits.device_pages)
-    };
-    let costs = Predictor::new(hardware::named("rtx4090-desktop").unwrap(), sizes, placement);
-    let mut queues = Queues::default();
-    for slot in 0..300 {
-        queues.submit(RequestView::new(RequestId { slot, generation: 0 }, 200, 300));
-    }
-    let worth = Steady::of(&queues, &limits, &costs, 1.0).worth;
-    let seconds = |policy: &Policy| {
-        let mut rollout = Rollout::new(policy.clone(), queues.clone(), worth).exactly();
-        while rollout.requests() > 0 && rollout.seconds().is_finite() {
-            rollout.step(&limits, &costs, &Learned::default());
-        }
-        rollout.seconds()
-    };
-    let all: Vec<(f64, Policy)> = Policy::all().into_iter().map(|p| (seconds(&p), p)).collect();
-    let (least, fastest) = all.iter().min_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
-    let first = &all[0].1;
-    let mut comparison = Comparison::new(first, Policy::all(), &queues, &limits, &costs).within(2_000_000);
-    let better = comparison.advance(&mut i64::MAX.clone(), &limits, &costs, &Learned::default());
-    let winner = better.unwrap().expect("another than the first");
-    let won = seconds(&winner);
-    assert!(winner.is_in_waves() && winner.name() != fastest.name(), "{}", winner.name());
-    assert!(won < 0.99 * least, "{} {won} s, without waves {} {least} s", winner.name(), fastest.name());
-}
-
 fn waiting(targets: Targets, seconds: f64) -> Queues {
     waiting_with(targets, seconds, |_| OwnTargets::default())
 }
