@@ -93,12 +93,14 @@ fn the_self_test_by_its_ptx() {
     }
 }
 
-/// The few kernels by plain loops with which many orders are tried (`plain.c`): within the bounds of the kernels themselves.
+/// The kernels by plain loops with which many orders and memories are tried (`plain.c`): within the bounds of the kernels themselves.
 #[test]
 fn kernels_by_plain_loops() {
     let tests = [
         "kernels::linear::",
-        "kernels::exchange::pages",
+        "kernels::elementwise::",
+        "kernels::logits::",
+        "kernels::exchange::",
         "kernels::attention::decode",
         "kernels::attention::prefill",
         "kernels::attention::part",
