@@ -61,6 +61,7 @@ impl Progress for Notes {
 }
 
 impl Case {
+    /// The case of a number. [`super::ONCE_FAILED`] has some by theirs.
     pub fn of(number: u64) -> Case {
         let mut chance = Chance(number);
         let kind = chance.of(&["dense", "dense", "mixture", "requests"]);
@@ -146,7 +147,11 @@ impl Case {
         if let Some(again) = notes.iter().find(|n| n.contains("planning again") || n.contains("asked for")) {
             return Outcome::Failed(again.clone());
         }
-        let lacks = |why: &str| ["free", "available", "room for"].iter().any(|word| why.contains(word));
+        let lacks = |why: &str| {
+            ["free", "available", "room for", "pages of keys and values, there are"]
+                .iter()
+                .any(|word| why.contains(word))
+        };
         match ran {
             Ok(Ok(place)) => Outcome::Ran(place),
             Ok(Err(wrong)) => Outcome::Failed(wrong),

@@ -10,7 +10,7 @@ mod judge;
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::support::fake_driver::{Cases, executes, function};
 use case::{Case, Outcome};
@@ -19,7 +19,11 @@ use judge::Judge;
 const CASES: Cases = Cases::of(module_path!());
 
 /// Cases of a process.
-const SHARE: u64 = 100;
+const SHARE: usize = 100;
+
+/// Of the first 10 000, one of each kind that failed: plans that counted on the last granule, a mixture behind a near tie of experts, and
+/// `gpu-only` with fewer pages than a request takes.
+const ONCE_FAILED: [u64; 5] = [138, 210, 255, 1721, 7458];
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name)
@@ -34,13 +38,13 @@ fn set_memory(bytes: u64, context: u64) -> usize {
     set(bytes as usize, context as usize)
 }
 
-/// One process: `TANDEM_MEMORY_CASES` cases from `TANDEM_MEMORY_FIRST` on. A line for each, and no failure hides the next one.
+/// One process: the cases whose numbers `FAKE_CASE` has. A line for each, and no failure hides the next one.
 #[test]
 #[ignore = "run by the other, in a process of its own"]
 fn inside() {
-    let (cases, first) = (number("TANDEM_MEMORY_CASES", 1), number("TANDEM_MEMORY_FIRST", 0));
+    let numbers = std::env::var("FAKE_CASE").expect("the other test sets FAKE_CASE");
     let (mut models, mut failures) = (HashMap::new(), Vec::new());
-    for number in first..first + cases {
+    for number in numbers.split(',').map(|n| n.parse().expect("a number")) {
         let case = Case::of(number);
         let judge = models.entry(case.model()).or_insert_with_key(|name| Judge::of(name));
         let begun = std::time::Instant::now();
@@ -62,27 +66,18 @@ fn accepted_plans_load_and_run_with_the_cpus_tokens() {
     if !executes() {
         return;
     }
-    let next = AtomicU64::new(first);
-    let (outcomes, failures) = (Mutex::new(BTreeMap::<String, u64>::new()), Mutex::new(Vec::new()));
-    let share = || {
+    let numbers: Vec<u64> = ONCE_FAILED.into_iter().chain(first..first + cases).collect();
+    let (shares, next) = (numbers.chunks(SHARE), AtomicUsize::new(0));
+    let (outcomes, failures) = (Mutex::new(BTreeMap::<String, usize>::new()), Mutex::new(Vec::new()));
+    let work = || {
         loop {
-            let from = next.fetch_add(SHARE, Ordering::Relaxed);
-            if from >= first + cases {
-                return;
-            }
-            let n = SHARE.min(first + cases - from);
-            let numbers = [n, from].map(|n| n.to_string());
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(share) = shares.clone().nth(at) else { return };
+            let these = share.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
             // As late as it may, or by chance.
-            let order =
-                if (from / SHARE).is_multiple_of(2) { "late".to_owned() } else { format!("calls:{from}") };
-            let env = [
-                ("FAKE_ORDER", &*order),
-                ("FAKE_CHECKS", "0"),
-                ("FAKE_PLAIN", "1"),
-                ("TANDEM_MEMORY_CASES", &*numbers[0]),
-                ("TANDEM_MEMORY_FIRST", &*numbers[1]),
-            ];
-            let Some((succeeded, text)) = CASES.tried("", &env) else { return };
+            let order = if at.is_multiple_of(2) { "late".to_owned() } else { format!("calls:{at}") };
+            let env = [("FAKE_ORDER", &*order), ("FAKE_CHECKS", "0"), ("FAKE_PLAIN", "1")];
+            let Some((succeeded, text)) = CASES.tried(&these, &env) else { return };
             // Behind the name of the test, too, since libtest begins a line with it.
             let lines = text.lines().filter_map(|l| l.split_once("case ")?.1.split_once(": "));
             let lines = lines.filter(|(number, _)| number.parse::<u64>().is_ok());
@@ -95,23 +90,24 @@ fn accepted_plans_load_and_run_with_the_cpus_tokens() {
             }
         }
     };
-    std::thread::scope(|s| (0..2).for_each(|_| drop(s.spawn(share))));
+    std::thread::scope(|s| (0..2).for_each(|_| drop(s.spawn(work))));
     let outcomes = outcomes.into_inner().unwrap();
     println!("{outcomes:#?}");
     let failures = failures.into_inner().unwrap();
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
-    assert_eq!(outcomes.values().sum::<u64>(), cases);
+    assert_eq!(outcomes.values().sum::<usize>(), numbers.len());
     if cases >= 200 {
-        let of = |what: &str| outcomes.iter().filter(|(k, _)| k.contains(what)).map(|(_, n)| n).sum::<u64>();
+        let of =
+            |what: &str| outcomes.iter().filter(|(k, _)| k.contains(what)).map(|(_, n)| n).sum::<usize>();
         for (what, least) in [
-            ("on cuda:0", 10),
-            ("both", 10),
-            ("cpu", 5),
-            ("requests on", 10),
-            ("mixture: on", 5),
-            ("refused", 10),
+            ("on cuda:0", 20),
+            ("on both", 15),
+            ("on cpu", 1),
+            ("requests: on", 5),
+            ("mixture: on", 8),
+            ("refused", 8),
         ] {
-            assert!(of(what) * 100 >= cases * least / 2, "{what}: {} of {cases}", of(what));
+            assert!(of(what) * 100 >= numbers.len() * least, "{what}: {}, not {least}%", of(what));
         }
     }
 }
