@@ -7,6 +7,7 @@
 //!   cargo bench --bench cuda -- --peak             instead: the peak of the matrix units alone
 //!   cargo bench --bench cuda -- --sweep            instead: products of 5 rows and more by every number of splits of k
 //!   cargo bench --bench cuda -- --test             tiny shapes in host emulation, answers checked, no timing
+//!   cargo bench --bench cuda -- --tiny             the same on the GPU, or on the stand-in for its driver
 //!
 //! Answers are verified before anything is timed. Weights are cold: each call takes the next of enough copies to
 //! overflow the L2, as in a forward pass; calls are recorded as a graph, as decode runs them. Without a GPU there is
@@ -32,6 +33,8 @@ mod dense;
 mod elementwise;
 #[cfg(tandem_kernels)]
 mod exchange;
+#[cfg(tandem_kernels)]
+mod host_attention;
 #[cfg(tandem_kernels)]
 mod load;
 #[cfg(tandem_kernels)]

@@ -7,12 +7,13 @@ use tandem::device::cuda::{self, CudaOptions};
 use tandem::device::{Runtime, built};
 
 use crate::measure::Bench;
-use crate::{attention, dense, elementwise, exchange, load, peak, quant, sweep};
+use crate::{attention, dense, elementwise, exchange, host_attention, load, peak, quant, sweep};
 
 /// What is asked for.
 #[derive(Default)]
 struct Asked {
     test: bool,
+    tiny: bool,
     load: bool,
     peak: bool,
     sweep: bool,
@@ -26,6 +27,7 @@ pub fn main() {
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--test" => asked.test = true,
+            "--tiny" => asked.tiny = true,
             "--load" => asked.load = true,
             "--peak" => asked.peak = true,
             "--sweep" => asked.sweep = true,
@@ -85,8 +87,8 @@ fn emulated() -> Option<Arc<dyn Runtime>> {
 fn measure(rt: Arc<dyn Runtime>, asked: &Asked) -> Result<()> {
     let info = rt.info().clone();
     println!("{}, sm_{}, {} multiprocessors", info.name, info.sm, info.multiprocessors);
-    let mut bench = Bench::new(rt, asked.test, asked.words.clone())?;
-    if !asked.test {
+    let mut bench = Bench::new(rt, asked.test || asked.tiny, asked.words.clone())?;
+    if !bench.test {
         println!("copy: {:.0} GB/s (read + written)", bench.copy / 1e9);
     }
     peak::run(&mut bench)?;
@@ -105,6 +107,7 @@ fn measure(rt: Arc<dyn Runtime>, asked: &Asked) -> Result<()> {
     attention::prefill(&mut bench)?;
     exchange::round_trip(&mut bench)?;
     exchange::pages(&mut bench)?;
+    host_attention::run(&mut bench)?;
     elementwise::norms(&mut bench)?;
     elementwise::logits(&mut bench)?;
     elementwise::top_k(&mut bench)?;

@@ -19,7 +19,7 @@ from runner import HERE, program
 # Seconds. A machine is lent for ten minutes a command.
 LIMITS = {1: 480, 2: 570, 3: 570, 4: 570}
 # Modules of tests/gpu that are about the emulated device or the stand-in, whatever the machine has.
-EMULATED = ("faults", "stand_in")
+EMULATED = ("any_memory", "faults", "stand_in")
 
 
 def as_json(path):

@@ -93,22 +93,24 @@ impl Model {
         settings.check(Requests::Compared)?;
         let mut n = parallel.unwrap_or(MOST_SEQUENCES).min(needs.tokens.len()).max(1);
         loop {
-            match self.scheduled_for(settings, needs, n, progress) {
-                Err(Error::Capacity(_)) if n > 1 && parallel.is_none() => n = n.div_ceil(2),
+            let fewer = n > 1 && parallel.is_none();
+            match self.scheduled_for(settings, needs, (n, fewer), progress) {
+                Err(Error::Capacity(_)) if fewer => n = n.div_ceil(2),
                 scheduled => return scheduled,
             }
         }
     }
 
+    /// The same for `n` requests together, or an error of [`Error::Capacity`] if `fewer` may be tried then.
     fn scheduled_for(
         &self,
         settings: &Settings,
         needs: &Needs,
-        n: usize,
+        (n, fewer): (usize, bool),
         progress: &dyn Progress,
     ) -> Result<Scheduled> {
         if let Some(kind) = settings.kind().filter(|_| settings.schedules()) {
-            match self.on_tiers(&kind, settings, needs, n, progress) {
+            match self.on_tiers(&kind, settings, needs, (n, fewer), progress) {
                 // Fall back to weights on both sides, or to the CPU.
                 Err(Error::Device { .. } | Error::Unsupported(_) | Error::Capacity(_))
                     if settings.strategies[..] == [Strategy::Auto] => {}
@@ -143,12 +145,12 @@ impl Model {
         kind: &Kind,
         settings: &Settings,
         needs: &Needs,
-        n: usize,
+        (n, fewer): (usize, bool),
         progress: &dyn Progress,
     ) -> Result<Scheduled> {
         let options = self.options(settings, &needs.demand(n), progress)?;
         planned_again(kind, settings.gpu_memory, progress, |accelerator| {
-            self.tiers_on(accelerator, kind, settings, options.clone(), (needs, n), progress)
+            self.tiers_on(accelerator, kind, settings, options.clone(), (needs, n, fewer), progress)
         })
     }
 
@@ -159,7 +161,7 @@ impl Model {
         kind: &Kind,
         settings: &Settings,
         mut options: Options,
-        (needs, n): (&Needs, usize),
+        (needs, n, fewer): (&Needs, usize, bool),
         progress: &dyn Progress,
     ) -> Result<Planned<Scheduled>> {
         let (spec, weights) = (&self.loaded.spec, &self.loaded.weights);
@@ -204,6 +206,14 @@ impl Model {
             return Err(Error::usage(format!(
                 "`kv_pages` {pages}: {kind} has room for {} pages beside the weights; set at most that, or leave it out",
                 tiers.device_pages
+            )));
+        }
+        // Of fewer together the longest may find room, which this strategy does not look for elsewhere.
+        if fewer && settings.strategies[..] == [Strategy::GpuOnly] && tiers.device_pages < needs.pages(1) {
+            return Err(Error::Capacity(format!(
+                "{kind} has room for {} pages of keys and values of {n} requests, of which the longest takes {}",
+                tiers.device_pages,
+                needs.pages(1)
             )));
         }
         options.kv_pages = Some(tiers.device_pages);

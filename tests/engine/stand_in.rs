@@ -2,7 +2,7 @@
 //! chance.
 
 use crate::interleave::STRATEGIES;
-use crate::support::fake_driver::{again, again_plainly, orders, tried_again};
+use crate::support::fake_driver::{again, again_plainly_in, orders, tried_again};
 
 #[test]
 fn requests_in_any_order_of_execution() {
@@ -11,21 +11,37 @@ fn requests_in_any_order_of_execution() {
     }
 }
 
-/// More of them, with the largest kernels by plain loops and unchecked: 252 orders here, as many as `TANDEM_DEVICE_ORDERS` says elsewhere.
+/// More of them, with kernels by plain loops and unchecked, and scripts that are short: 882 orders here, as many as `TANDEM_DEVICE_ORDERS` says
+/// elsewhere.
 #[test]
 fn requests_in_many_orders_of_execution() {
     let given = std::env::var("TANDEM_DEVICE_ORDERS").ok();
-    let wanted: u64 = given.map_or(252, |n| n.parse().expect("a number of orders"));
-    // The scripts of a process are those of other seeds than any other's.
+    let wanted: u64 = given.map_or(882, |n| n.parse().expect("a number of orders"));
     let scripts = 9;
     let processes = wanted.div_ceil(scripts * STRATEGIES.len() as u64);
-    for process in 0..processes {
-        let env = [
-            ("FAKE_CHECKS", "0"),
-            ("TANDEM_DEVICE_INTERLEAVINGS", &*scripts.to_string()),
-            ("TANDEM_DEVICE_FIRST", &*(1000 + process * scripts).to_string()),
-        ];
-        again_plainly(&["on_a_device::any_order"], &format!("seed:{process}"), &env);
+    // The scripts of a process are those of other seeds than any other's.
+    again_plainly_in(processes, &["on_a_device::any_order"], |process| {
+        vec![
+            ("FAKE_CHECKS", "0".to_owned()),
+            ("TANDEM_DEVICE_INTERLEAVINGS", scripts.to_string()),
+            ("TANDEM_DEVICE_FIRST", (1000 + process * scripts).to_string()),
+            ("TANDEM_DEVICE_ACTS", "20".to_owned()),
+        ]
+    });
+}
+
+/// Within calls, too, waits that are forgotten are seen: in each of the ways in which such a device is eager.
+#[test]
+fn waits_that_are_forgotten_are_seen_in_many_orders() {
+    for seed in 0..4 {
+        let env =
+            [("FAKE_CHECKS", "0"), ("FAKE_PLAIN", "1"), ("TANDEM_DEVICE_ACTS", "20"), ("FAKE_FORGET", "3")];
+        let Some((succeeded, said)) =
+            tried_again(&["on_a_device::any_order"], &format!("calls:{seed}"), &env)
+        else {
+            return;
+        };
+        assert!(!succeeded && said.contains("standard deviations behind"), "calls:{seed}: {said}");
     }
 }
 

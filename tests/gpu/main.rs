@@ -1,5 +1,7 @@
 //! The kernels of `cuda/`, and models on an accelerator that runs them: on their host emulation, and on a GPU if there is one.
 
+#[cfg(tandem_kernels)]
+mod any_memory;
 mod engine;
 mod faults;
 mod hybrid;

@@ -17,6 +17,12 @@ fn engines() {
     in_orders(&["engine::recorded_steps"], 1);
 }
 
+/// Whole models of every family, and a real one.
+#[test]
+fn models_of_every_family() {
+    again_plainly(&["engine::every_family", "engine::real_text"], "late", &[("FAKE_CHECKS", "5")]);
+}
+
 /// Logits stay on the device between steps, and rows of them are copied behind what was enqueued.
 #[test]
 fn draws() {
@@ -72,18 +78,7 @@ fn kernels_by_their_ptx() {
 /// Products of every kind: work that is behind other work, rings and counters that one launch leaves to the next.
 #[test]
 fn products() {
-    let tests = [
-        "kernels::quant::splits_of_k",
-        "kernels::quant::several",
-        "kernels::quant::decoded_rows",
-        "kernels::gemm::splits_of_k",
-        "kernels::gemm::more_items",
-        "kernels::experts::whole",
-        "kernels::experts::sort::places",
-        "kernels::experts::sort::rows_go",
-        "kernels::experts::route::the_choice",
-    ];
-    again(&tests, "late", &[]);
+    again(&["kernels::quant::", "kernels::gemm::", "kernels::experts::"], "late", &[]);
 }
 
 /// Every kernel that a T4 and an A100 would be given, by their text, as their first `tandem doctor --gpu` launches it.
@@ -94,12 +89,14 @@ fn the_self_test_by_its_ptx() {
     }
 }
 
-/// The few kernels by plain loops with which many orders are tried (`plain.c`): within the bounds of the kernels themselves.
+/// The kernels by plain loops with which many orders and memories are tried (`plain.c`): within the bounds of the kernels themselves.
 #[test]
 fn kernels_by_plain_loops() {
     let tests = [
         "kernels::linear::",
-        "kernels::exchange::pages",
+        "kernels::elementwise::",
+        "kernels::logits::",
+        "kernels::exchange::",
         "kernels::attention::decode",
         "kernels::attention::prefill",
         "kernels::attention::part",

@@ -7,9 +7,11 @@ use std::collections::hash_map::DefaultHasher;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fs;
 use std::hash::{Hash, Hasher};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tandem::device::Runtime;
@@ -50,7 +52,7 @@ fn build() -> Option<PathBuf> {
     // Rooms run beside each other: it appears when it is whole.
     let unfinished = folder.join(format!("unfinished-{}", std::process::id()));
     let mut cc = Command::new("cc");
-    cc.args(["-shared", "-fPIC", "-O1", "-w", "-I"]).arg(concat!(env!("CARGO_MANIFEST_DIR"), "/cuda/host"));
+    cc.args(["-shared", "-fPIC", "-O3", "-w", "-I"]).arg(concat!(env!("CARGO_MANIFEST_DIR"), "/cuda/host"));
     cc.arg("-o").arg(&unfinished).args(files.iter().filter(|f| f.extension().is_some_and(|e| e == "c")));
     if let Some(archive) = EMULATION {
         // A copy of its own, whatever the program has.
@@ -180,6 +182,16 @@ const RULES: [&str; 5] = ["leaked", "no ", "still", "gave back", "cu"];
 /// Runs the tests of this program whose names contain one of `tests`, on the stand-in, in this order of execution (`FAKE_ORDER`):
 /// whether they succeeded, and what was said.
 pub fn tried_again(tests: &[&str], order: &str, env: &[(&str, &str)]) -> Option<(bool, String)> {
+    tried_on(None, tests, order, env)
+}
+
+/// As [`tried_again`], if a core is given on this one alone.
+fn tried_on(
+    core: Option<usize>,
+    tests: &[&str],
+    order: &str,
+    env: &[(&str, &str)],
+) -> Option<(bool, String)> {
     if std::env::var_os("TANDEM_TEST_DEVICE").is_some_and(|device| !device.is_empty()) {
         println!("skipped: the stand-in for the driver, since TANDEM_TEST_DEVICE names the devices");
         return None;
@@ -193,6 +205,9 @@ pub fn tried_again(tests: &[&str], order: &str, env: &[(&str, &str)]) -> Option<
     let roomy =
         [("FAKE_ORDER", order), ("FAKE_MEMORY", "17179869184"), ("FAKE_KEEPS", "1"), ("FAKE_CHECKS", "5")];
     command.args(tests).args(["--skip", "stand_in::"]).envs(roomy).envs(env.iter().copied());
+    if let Some(core) = core {
+        confine(&mut command, core);
+    }
     let (succeeded, text) = output(&mut command);
     assert!(!text.contains("running 0 tests"), "{tests:?}: nothing ran: {text}");
     Some((succeeded, text))
@@ -200,8 +215,12 @@ pub fn tried_again(tests: &[&str], order: &str, env: &[(&str, &str)]) -> Option<
 
 /// As [`tried_again`]: they succeed, and the driver has nothing to complain of. What was said.
 pub fn again(tests: &[&str], order: &str, env: &[(&str, &str)]) -> Option<String> {
+    again_on(None, tests, order, env)
+}
+
+fn again_on(core: Option<usize>, tests: &[&str], order: &str, env: &[(&str, &str)]) -> Option<String> {
     let begun = Instant::now();
-    let (succeeded, text) = tried_again(tests, order, env)?;
+    let (succeeded, text) = tried_on(core, tests, order, env)?;
     assert!(succeeded, "{tests:?}, {order}, {env:?}: {text}");
     for rule in RULES.map(|r| format!("fake driver: {r}")) {
         assert!(!text.contains(&rule), "{tests:?}, {order}: {text}");
@@ -215,10 +234,66 @@ pub fn again(tests: &[&str], order: &str, env: &[(&str, &str)]) -> Option<String
 
 /// As [`again`] with `FAKE_PLAIN`: kernels did run by plain loops.
 pub fn again_plainly(tests: &[&str], order: &str, env: &[(&str, &str)]) {
+    again_plainly_on(None, tests, order, env);
+}
+
+/// As [`again_plainly`], in as many processes as are wanted, each in an order of its own (`FAKE_ORDER=calls:N`) and with the environment of
+/// its number. A process has a core for itself and no other: so its threads do not spin for each other, which takes many times as long.
+pub fn again_plainly_in(
+    processes: u64,
+    tests: &[&str],
+    env: impl Fn(u64) -> Vec<(&'static str, String)> + Sync,
+) {
+    let next = AtomicU64::new(0);
+    let work = |core| {
+        loop {
+            let process = next.fetch_add(1, Ordering::Relaxed);
+            if process >= processes {
+                return;
+            }
+            let env = env(process);
+            let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            again_plainly_on(Some(core), tests, &format!("calls:{process}"), &env);
+        }
+    };
+    std::thread::scope(|s| cores().into_iter().for_each(|core| drop(s.spawn(move || work(core)))));
+}
+
+fn again_plainly_on(core: Option<usize>, tests: &[&str], order: &str, env: &[(&str, &str)]) {
     let env: Vec<_> = [("FAKE_PLAIN", "1")].into_iter().chain(env.iter().copied()).collect();
-    if let Some(text) = again(tests, order, &env) {
+    if let Some(text) = again_on(core, tests, order, &env) {
         assert!(text.contains(" kernels by plain loops"), "{tests:?}: none by plain loops: {text}");
     }
+}
+
+/// The cores that this process may use.
+fn cores() -> Vec<usize> {
+    // SAFETY: a set of bits, for which zeros are a value.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set has the size that is given.
+    let code = unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) };
+    assert_eq!(code, 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: cores below the size of the set.
+    (0..libc::CPU_SETSIZE as usize).filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect()
+}
+
+/// The command runs on one core.
+fn confine(command: &mut Command, core: usize) {
+    // SAFETY: a set of bits, for which zeros are a value, and a core below its size.
+    let set = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(core, &mut set);
+        set
+    };
+    let pin = move || {
+        // SAFETY: the set has the size that is given.
+        match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: between fork and exec it makes a system call and touches nothing else.
+    unsafe { command.pre_exec(pin) };
 }
 
 /// The orders in which work runs: `late`, and as many seeds as `TANDEM_FAKE_SEEDS` says, or `otherwise`.

@@ -31,15 +31,17 @@ struct Live {
     used: u64,
 }
 
-/// Bytes of a device with so many that plans leave to the driver: 256 MiB or 2%, an eighth of a small one.
+/// Bytes of a device with so many that plans leave to the driver: 256 MiB or 2%, an eighth of a small one. A granule at least: plans
+/// count small allocations by their bytes, and the last granule that these share has room that nothing else can use.
 ///
 /// Where memory `spills`, 1 GiB or 10%, a quarter of a small one: Windows' desktop and its programs use the same device, and what
 /// they take while we run is paged out of ours.
 fn reserve(total: u64, spills: bool) -> u64 {
-    match spills {
+    let most = match spills {
         false => (total / 50).max(256 << 20).min(total / 8),
         true => (total / 10).max(1 << 30).min(total / 4),
-    }
+    };
+    most.max(GRANULE)
 }
 
 impl Memory {
@@ -158,13 +160,14 @@ mod tests {
     use super::reserve;
 
     #[test]
-    fn more_is_left_alone_where_memory_spills() {
+    fn more_is_left_alone_where_memory_spills_and_never_less_than_a_granule() {
         const GIB: u64 = 1 << 30;
         for (total, plain, spilling) in [
             (80 * GIB, 80 * GIB / 50, 8 * GIB),
             (8 * GIB, 256 << 20, GIB),
             (2 * GIB, 256 << 20, GIB / 2),
             (64 << 20, 8 << 20, 16 << 20),
+            (10 << 20, 2 << 20, 5 << 19),
         ] {
             assert_eq!((reserve(total, false), reserve(total, true)), (plain, spilling), "{total}");
         }

@@ -22,7 +22,7 @@ Result cuDeviceGetName(char* out, int len, int device) {
     snprintf(out, len, name ? "Fake %d %s" : "Fake %d", device, name);
     return 0;
 }
-Result cuDeviceTotalMem_v2(size_t* out, int device) { CALL; (void)device; *out = env("FAKE_MEMORY", 64 << 20); return 0; }
+Result cuDeviceTotalMem_v2(size_t* out, int device) { CALL; (void)device; *out = total_memory(); return 0; }
 Result cuDeviceGetAttribute(int* out, int which, int device) {
     CALL;
     (void)device;
@@ -32,15 +32,14 @@ Result cuDeviceGetAttribute(int* out, int which, int device) {
     return *out < 0;
 }
 
-/* One context, however often it is retained. It takes memory of its own: some 300 MiB on a device that is not tiny. */
+/* One context, however often it is retained. */
 static int contexts;
-static size_t overhead(void) { return env("FAKE_CONTEXT", env("FAKE_MEMORY", 64 << 20) >= 4l << 30 ? 300 << 20 : 0); }
 Result cuDevicePrimaryCtxRetain(void** out, int device) {
     CALL;
     static void* one;
     (void)device;
     if (!contexts) {
-        Result r = charge(overhead());
+        Result r = charge(context_memory());
         if (r) return r;
         one = keep(malloc(1), 1, "context");
     }
@@ -53,7 +52,7 @@ Result cuDevicePrimaryCtxRelease_v2(int device) {
     (void)device;
     if (!contexts) return fprintf(stderr, "fake driver: no context\n"), INVALID_CONTEXT;
     if (--contexts) return 0;
-    discharge(overhead());
+    discharge(context_memory());
     for (Node* n = live; n; n = n->next)
         if (!strcmp(n->kind, "context")) return drop(n->at, "context", 0);
     return 1;

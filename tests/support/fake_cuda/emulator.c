@@ -27,8 +27,9 @@ static int emulate(const char* kernel, const unsigned grid[3], const unsigned bl
     if (!configured) {
         /* Blocks and threads in one order, and for odd seeds in the other. */
         const char* order = getenv("FAKE_ORDER");
-        unsigned long seed = 0;
-        int odd = order && sscanf(order, "seed:%lu", &seed) == 1 && seed % 2;
+        const char* number = order ? strchr(order, ':') : 0;
+        unsigned long seed = number ? strtoul(number + 1, 0, 10) : 0;
+        int odd = seed % 2;
         struct tandem_emu_config config = {
             .schedule = odd ? TANDEM_EMU_DESCENDING : TANDEM_EMU_ASCENDING,
             .copies = TANDEM_EMU_COPIES_AT_WAIT,

@@ -38,6 +38,7 @@ typedef struct Stream {
     pthread_t owner;
     uint64_t given, done; /* numbers of the latest piece of work enqueued, and of the latest that counts as done */
     uint64_t wanted;      /* somebody waits for this number */
+    uint64_t* last_number; /* where it leaves its latest number when it is destroyed */
     Work *first, *last;   /* enqueued and not executed */
     Work *recorded, *recorded_last;
     int records;
@@ -136,6 +137,8 @@ void leave(Graph* g);
 
 /* memory.c */
 size_t granules(size_t bytes);
+size_t total_memory(void);
+size_t context_memory(void);
 Result charge(size_t bytes);
 void discharge(size_t bytes);
 void show_device_memory(int shown);

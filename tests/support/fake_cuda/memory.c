@@ -13,13 +13,28 @@
 #define GRANULE ((size_t)2 << 20)
 #define ADDRESSES ((size_t)1 << 40)
 
+static const char device_memory[] = "memory";
 static char* arena;
 static size_t begun, held, small;
 static int hidden;
+static size_t given_total, given_overhead; /* by fake_set_memory; 0: by the environment */
 
 size_t granules(size_t bytes) { return (bytes + GRANULE - 1) / GRANULE * GRANULE; }
-static size_t total(void) { return env("FAKE_MEMORY", 64 << 20); }
-static size_t unused(void) { return held < total() ? total() - held : 0; }
+size_t total_memory(void) { return given_total ? given_total : env("FAKE_MEMORY", 64 << 20); }
+/* A context takes memory of its own: some 300 MiB on a device that is not tiny. */
+size_t context_memory(void) {
+    if (given_total) return given_overhead;
+    return env("FAKE_CONTEXT", total_memory() >= (size_t)4 << 30 ? 300 << 20 : 0);
+}
+static size_t unused(void) { return held < total_memory() ? total_memory() - held : 0; }
+/* Another device in the place of this one, of so many bytes, of which a context takes some: many sizes in one process. Nothing of the
+ * first may be in use: otherwise the bytes that are. Addresses are those of a new device, too. */
+size_t fake_set_memory(size_t bytes, size_t context) {
+    LOCK;
+    if (held) return held;
+    given_total = bytes, given_overhead = context, begun = 0;
+    return 0;
+}
 Result charge(size_t bytes) {
     if (bytes > unused()) {
         if (!env("FAKE_SPILLS", 0)) return OUT_OF_MEMORY;
@@ -50,7 +65,9 @@ void show_device_memory(int shown) {
     if (checks < 0) checks = env("FAKE_CHECKS", 1) != 0;
     if (!checks || !arena || shown == !hidden) return;
     hidden = !shown;
-    mprotect(arena, begun, hidden ? PROT_NONE : PROT_READ | PROT_WRITE);
+    /* Piece by piece: the range that was ever given out takes a hundred times as long, and what was given back stays away. */
+    for (Node* n = live; n; n = n->next)
+        if (n->kind == device_memory) mprotect(n->at, n->bytes, hidden ? PROT_NONE : PROT_READ | PROT_WRITE);
 }
 
 Result cuMemAlloc_v2(uint64_t* out, size_t bytes) {
@@ -72,13 +89,13 @@ Result cuMemAlloc_v2(uint64_t* out, size_t bytes) {
     memset(at, 0xff, bytes);
     if (hidden) mprotect(at, bytes, PROT_NONE);
     register_memory((uint64_t)at, bytes, 0);
-    *out = (uint64_t)keep(at, bytes, "memory");
+    *out = (uint64_t)keep(at, bytes, device_memory);
     return 0;
 }
 Result cuMemFree_v2(uint64_t at) {
     GIVE_BACK;
     size_t bytes = 0;
-    Result r = drop((void*)at, "memory", &bytes);
+    Result r = drop((void*)at, device_memory, &bytes);
     if (r) return r;
     discharge_allocation(bytes);
     unregister_memory(at);
@@ -91,7 +108,7 @@ Result cuMemGetInfo_v2(size_t* free_, size_t* all) {
     static int questions;
     int at = 0;
     size_t bytes = 0;
-    *all = total(), *free_ = unused();
+    *all = total_memory(), *free_ = unused();
     const char* taken = getenv("FAKE_TAKEN");
     if (taken && sscanf(taken, "%d:%zu", &at, &bytes) == 2 && ++questions == at) held += bytes < unused() ? bytes : unused();
     return 0;

@@ -6,25 +6,35 @@
  *   late      work runs as late as it may: when somebody waits for it, or for what waits for it. After a quiet time (the program calls
  *             nothing: it may look at memory that a kernel writes) the oldest runs, also if it has become old.
  *   seed:N    any stream whose next piece may run, by chance, with pauses.
+ *   calls:N   the same within the program's calls: with each some pieces run, and whoever waits runs others until it may go on. No thread
+ *             has to wake up for that, so it is the quickest, for many orders. How eager the device is depends on N. Only where the program
+ *             calls nothing (it looks at memory that a kernel writes) a thread goes on for it.
  *
  * A stream's work runs in its order; a wait holds its stream until the position that the event had when the wait was enqueued. One
- * thread executes: a kernel that waited for another would wait for ever (there is none). */
+ * piece runs at a time: a kernel that waited for another would wait for ever (there is none). */
 #include "fake.h"
+
+#include <sys/prctl.h>
 
 #define QUIET 2e-3
 #define OLD 100e-3
+#define SOON 50e-6
 
-static enum { UNKNOWN, RULES, LATE, SEEDED } order;
+static enum { UNKNOWN, RULES, LATE, SEEDED, CALLS } order;
 static uint64_t seed;
 static pthread_cond_t more = PTHREAD_COND_INITIALIZER, progress = PTHREAD_COND_INITIALIZER;
-static int started, stopping, busy;
+static int started, stopping, busy, sleeping;
 static pthread_t thread;
+/* Of calls, in 16ths: with how many of them a piece runs. */
+static const unsigned eagerness[] = {1, 3, 6, 12};
+static unsigned eager;
 
 static void read_order(void) {
     const char* text = getenv("FAKE_ORDER");
     if (!text || !*text) order = RULES;
     else if (!strcmp(text, "late")) order = LATE;
     else if (sscanf(text, "seed:%lu", &seed) == 1) order = SEEDED;
+    else if (sscanf(text, "calls:%lu", &seed) == 1) order = CALLS, eager = eagerness[seed % 4];
     else fprintf(stderr, "fake driver: FAKE_ORDER=%s\n", text), abort();
     seed = (seed + 1) * 0x9e3779b97f4a7c15 | 1;
 }
@@ -67,6 +77,13 @@ static Stream* pick_late(void) {
     }
     return oldest && (now() - last_call > QUIET || now() - oldest->first->enqueued > OLD) ? oldest : 0;
 }
+static Stream* any_ready(void) {
+    Stream* may[STREAMS];
+    int n = 0;
+    for (int i = 0; i < n_streams; i++)
+        if (streams[i] && ready(streams[i])) may[n++] = streams[i];
+    return n ? may[chance(n)] : 0;
+}
 static Stream* pick_by_chance(void) {
     if (!chance(4)) {
         /* Meanwhile the program enqueues more. */
@@ -75,12 +92,10 @@ static Stream* pick_by_chance(void) {
         usleep(pause);
         pthread_mutex_lock(&big);
     }
-    Stream* may[STREAMS];
-    int n = 0;
-    for (int i = 0; i < n_streams; i++)
-        if (streams[i] && ready(streams[i])) may[n++] = streams[i];
-    return n ? may[chance(n)] : 0;
+    return any_ready();
 }
+/* Only where the program calls nothing. */
+static Stream* pick_forgotten(void) { return now() - last_call > SOON ? any_ready() : 0; }
 
 /* ---- the executor ---- */
 
@@ -99,16 +114,36 @@ static void over(Stream* s) {
     w->next = 0;
     forget(w);
 }
+/* The first piece of `s` has run. */
+static void has_run(Stream* s, Result r) {
+    over(s);
+    if (r && !sticky) sticky = r;
+    /* After an error that loses the device nothing runs any more. */
+    for (int i = 0; sticky && i < n_streams; i++)
+        while (streams[i] && streams[i]->first) over(streams[i]);
+}
+/* Within a call: a piece of any stream. Whether there was one. */
+static int run_one(void) {
+    Stream* s = any_ready();
+    if (!s) return 0;
+    show_device_memory(1);
+    has_run(s, perform(s->first));
+    return 1;
+}
 static void* executor(void* unused) {
     (void)unused;
+    /* A sleep of microseconds takes as long. */
+    prctl(PR_SET_TIMERSLACK, 1);
     LOCK;
     while (!stopping) {
-        Stream* s = order == LATE ? pick_late() : pick_by_chance();
+        Stream* s = order == LATE ? pick_late() : order == CALLS ? pick_forgotten() : pick_by_chance();
         if (!s && stopping) break; /* told while it paused */
         if (!s) {
             show_device_memory(0);
-            if (idle()) pthread_cond_wait(&more, &big);
-            else until(&more, QUIET / 3);
+            sleeping = idle();
+            if (sleeping) pthread_cond_wait(&more, &big);
+            else until(&more, order == CALLS ? SOON : QUIET / 3);
+            sleeping = 0;
             continue;
         }
         busy = 1;
@@ -118,11 +153,7 @@ static void* executor(void* unused) {
         Result r = perform(w);
         pthread_mutex_lock(&big);
         busy = 0;
-        over(s);
-        if (r && !sticky) sticky = r;
-        /* After an error that loses the device nothing runs any more. */
-        for (int i = 0; sticky && i < n_streams; i++)
-            while (streams[i] && streams[i]->first) over(streams[i]);
+        has_run(s, r);
         pthread_cond_broadcast(&progress);
     }
     return 0;
@@ -172,7 +203,8 @@ Result enqueue(Stream* s, Work* given) {
         pthread_create(&thread, 0, executor, 0);
         atexit(stop);
     }
-    pthread_cond_signal(&more);
+    while (order == CALLS && chance(16) < eager && !busy && run_one()) {}
+    if (order != CALLS || (sleeping && !idle())) pthread_cond_signal(&more);
     return 0;
 }
 void wait_for(Stream* s, uint64_t number) {
@@ -181,8 +213,9 @@ void wait_for(Stream* s, uint64_t number) {
         return;
     }
     want(s, number);
-    pthread_cond_signal(&more);
-    while (s->done < number && !sticky) pthread_cond_wait(&progress, &big);
+    if (order != CALLS) pthread_cond_signal(&more);
+    while (s->done < number && !sticky)
+        if (order != CALLS || busy || !run_one()) pthread_cond_wait(&progress, &big);
 }
 void ask_for(Stream* s) {
     if (!executes()) {
@@ -190,6 +223,10 @@ void ask_for(Stream* s) {
         return;
     }
     want(s, s->done + 1);
+    if (order == CALLS) {
+        if (!busy && chance(16) < eager) run_one();
+        return;
+    }
     pthread_cond_signal(&more);
     /* Whoever asks without end leaves the lock to the executor. */
     until(&progress, 50e-6);

@@ -58,15 +58,21 @@ void* keep(void* at, size_t bytes, const char* kind) {
     live = node;
     return at;
 }
+/* What is looked for often is soon found: it moves to the front. */
+static Node* to_front(Node** link) {
+    Node* n = *link;
+    *link = n->next, n->next = live, live = n;
+    return n;
+}
 /* The entry that contains these bytes. */
 Node* find(uint64_t at, size_t bytes) {
-    for (Node* n = live; n; n = n->next)
-        if (at >= (uint64_t)n->at && at + bytes <= (uint64_t)n->at + n->bytes) return n;
+    for (Node** p = &live; *p; p = &(*p)->next)
+        if (at >= (uint64_t)(*p)->at && at + bytes <= (uint64_t)(*p)->at + (*p)->bytes) return to_front(p);
     return 0;
 }
 Node* of_serial(uint64_t serial) {
-    for (Node* n = live; n; n = n->next)
-        if (n->serial == serial) return n;
+    for (Node** p = &live; *p; p = &(*p)->next)
+        if ((*p)->serial == serial) return to_front(p);
     return 0;
 }
 Result drop(void* at, const char* kind, size_t* bytes) {

@@ -11,11 +11,17 @@ Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 }
 Result cuStreamCreateWithPriority(Stream** out, unsigned flags, int priority) {
     UNSAFE;
-    if (flags > 1 || n_streams == STREAMS) return INVALID_VALUE;
+    /* Numbers go on where those of the place's last stream ended: memory remembers them. */
+    static uint64_t before[STREAMS];
+    int id = 0;
+    while (id < n_streams && streams[id]) id++;
+    if (flags > 1 || id == STREAMS) return INVALID_VALUE;
     Stream* s = calloc(1, sizeof *s);
-    s->id = n_streams, s->blocking = !flags, s->urgent = priority <= GREATEST;
+    s->id = id, s->blocking = !flags, s->urgent = priority <= GREATEST;
+    s->last_number = before + id, s->given = s->done = before[id];
     ++*count(s->urgent ? "urgent streams" : priority >= LEAST ? "normal streams" : "streams between");
-    streams[n_streams++] = s;
+    streams[id] = s;
+    if (id == n_streams) n_streams++;
     *out = keep(s, 1, "stream");
     return 0;
 }
@@ -25,6 +31,7 @@ Result cuStreamDestroy_v2(Stream* s) {
     /* What is enqueued still runs. */
     wait_for(s, s->given);
     streams[s->id] = 0;
+    *s->last_number = s->given;
     return drop(s, "stream", 0);
 }
 Result cuStreamSynchronize(Stream* s) {
