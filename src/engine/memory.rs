@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::host::{Host, HostStep, HostWorkspace};
 use super::options::Options;
-use super::prepare::{Prepared, Units};
+use super::prepare::WeightBytes;
 use crate::cache::{KvGeometry, KvType, SeqRows};
 use crate::host::memory_available;
 use crate::model::{Block, FeedForward, MatrixSpec, Mlp, ModelSpec, Weights};
@@ -34,6 +34,20 @@ impl Memory {
         options: &Options,
         threads: usize,
     ) -> Result<Memory> {
+        let rest = Memory::without_weights(spec, weights, options, threads)?;
+        Ok(Memory { weights: WeightBytes::of(spec, weights, options.isa)?.all, ..rest })
+    }
+
+    /// [`Memory::plan`] without bytes of the weights.
+    ///
+    /// # Errors
+    /// As [`Memory::plan`].
+    pub(super) fn without_weights(
+        spec: &ModelSpec,
+        weights: &Weights,
+        options: &Options,
+        threads: usize,
+    ) -> Result<Memory> {
         let kv = geometry(spec, options.kv_dtype);
         let pages = options.n_pages();
         let (rows, logits) = (options.rows(), options.logit_rows());
@@ -44,7 +58,7 @@ impl Memory {
             + plans;
         let activations = options.sub_batches * sub_batch + Host::rope_bytes(spec, options.context);
         Ok(Memory {
-            weights: Prepared::bytes(spec, weights, options.isa, &Units::all(spec))?,
+            weights: 0,
             kv: (pages as u64).saturating_mul(kv.bytes_per_page() as u64),
             activations: activations as u64,
         })

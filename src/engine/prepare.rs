@@ -1,8 +1,9 @@
 //! Prepares weights for the kernels: quantised ones are packed into one arena, floats stay in the file.
 
+mod bytes;
 mod ffn;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::host::{NumaBinding, Pieces, Pool};
@@ -13,6 +14,7 @@ use crate::simd::linear::{GROUP, Linear, Packed, pack_group};
 use crate::tensor::{Bytes, DType, Tensor};
 use crate::{Error, Result};
 
+pub(super) use bytes::WeightBytes;
 pub(super) use ffn::{FeedForward, Mixture, Mlp, Shared};
 
 /// Weights of one norm.
@@ -260,28 +262,6 @@ impl Prepared {
             .filter(|t| Linear::wants_packing(t.dtype, isa))
             .map(|t| t.data.len() as u64)
             .sum()
-    }
-
-    /// Bytes that a model's weights will take: packed, or mapped from the file.
-    ///
-    /// # Errors
-    /// If the size of packed weights overflows.
-    pub(super) fn bytes(spec: &ModelSpec, weights: &Weights, isa: Isa, units: &Units) -> Result<u64> {
-        let arena = Arena::plan(spec, weights, isa, units)?;
-        let multiplied: HashSet<String> = linear_names(spec, &Units::all(spec)).collect();
-        let mine: HashSet<String> = linear_names(spec, units).collect();
-        let routers: HashSet<String> = router_names(spec).collect();
-        let is_packed = |name: &str| arena.places.contains_key(name);
-        let rest = |(name, t): (&str, &Tensor)| match t.shape.len() {
-            // Norms and biases become f32 vectors, routers matrices of f32.
-            1 => size_of::<f32>() * t.shape[0],
-            _ if routers.contains(name) => size_of::<f32>() * t.rows() * t.cols(),
-            _ if multiplied.contains(name) && is_packed(name) => 0,
-            // Weights of other units stay in the file.
-            _ if multiplied.contains(name) && !mine.contains(name) && name != "token_embd.weight" => 0,
-            _ => t.data.len(),
-        };
-        Ok((arena.total + weights.iter().map(rest).sum::<usize>()) as u64)
     }
 
     /// The model's sizes.

@@ -35,7 +35,8 @@ impl<'a> ByChunk<'a> {
         available: Available,
         chunk: u64,
     ) -> Result<ByChunk<'a>> {
-        let first = sizes_with(model, options, accelerator, chunk)?;
+        let of_first = with_chunk(options, chunk)?;
+        let first = Arc::new(Sizes::new(&model.spec, &model.weights, &of_first, accelerator)?);
         let sized = RefCell::new(BTreeMap::from([(chunk, first.clone())]));
         let ways = options.far.map_or(FAR_WAYS.to_vec(), |far| vec![Some(far)]);
         Ok(ByChunk { model, options, accelerator, available, first, ways, sized })
@@ -49,21 +50,17 @@ impl<'a> ByChunk<'a> {
         if let Some(sizes) = self.sized.borrow().get(&chunk) {
             return Ok(sizes.clone());
         }
-        let sizes = sizes_with(self.model, self.options, self.accelerator, chunk)?;
+        let (model, options) = (self.model, with_chunk(self.options, chunk)?);
+        let sizes = self.first.with_chunk(&model.spec, &model.weights, &options, self.accelerator)?;
+        let sizes = Arc::new(sizes);
         self.sized.borrow_mut().insert(chunk, sizes.clone());
         Ok(sizes)
     }
 }
 
-fn sizes_with(
-    model: &LoadedModel,
-    options: &Options,
-    accelerator: &dyn Accelerator,
-    chunk: u64,
-) -> Result<Arc<Sizes>> {
+fn with_chunk(options: &Options, chunk: u64) -> Result<Options> {
     let chunk = usize::try_from(chunk).map_err(|_| Error::usage("the chunk is too long"))?;
-    let options = Options { chunk, ..options.clone() };
-    Ok(Arc::new(Sizes::new(&model.spec, &model.weights, &options, accelerator)?))
+    Ok(Options { chunk, ..options.clone() })
 }
 
 impl Bytes for ByChunk<'_> {

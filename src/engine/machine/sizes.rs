@@ -13,7 +13,7 @@ use crate::device::{
 use crate::engine::kv::{Pager, Sides};
 use crate::engine::memory::Memory;
 use crate::engine::options::{LOGIT_ROWS, Options};
-use crate::engine::prepare::{Prepared, Units};
+use crate::engine::prepare::WeightBytes;
 use crate::engine::weights::{
     LayerLayout, activation_type, embedding_bytes, head_bytes, linear_shapes, post_norm_bytes,
     separate_gate_up, table_bytes,
@@ -95,12 +95,6 @@ impl Sizes {
         let exact = (options.mode == linear::Mode::Deterministic).then_some(options.isa);
         let shape = Shape { exact, ..Shape::of(spec, act, options.kv_dtype) };
         accel.check(&shape)?;
-        // Decode steps are padded to a bucket, so that few graphs serve all batches.
-        let padded = |n: usize| n.max(accel.row_bucket(n.min(GRAPH_ROWS)));
-        let (rows, sequences) = (padded(options.rows()), padded(options.sequences));
-        let logit_rows = options.logit_rows().max(sequences).max(LOGIT_ROWS.min(rows));
-        let pages_per_sequence = KvGeometry::pages_for(options.context);
-        let limits = Limits { rows, logit_rows, sequences, pages_per_sequence };
         let linears = linear_shapes(accel, spec, weights)?;
         let gate_up = separate_gate_up(accel, spec, weights)?;
         let layouts = (0..spec.n_layers)
@@ -115,24 +109,8 @@ impl Sizes {
                 experts.layers.iter().enumerate().map(of).collect::<Result<_>>()?
             }
         };
-        let scratch = accel.scratch_bytes(&shape, &limits, &linears);
         let runtime = accel.runtime();
-        let granule = runtime.granule();
-        let activations = |shape: &Shape| {
-            let workspace = Workspace::sizes(shape, &limits, gate_up, false, scratch);
-            workspace.iter().map(|&b| takes(granule, rounded(b))).sum()
-        };
-        let none = Units { layers: vec![false; spec.n_layers], head: false, node: None };
-        let rest = Prepared::bytes(spec, weights, options.isa, &none)?;
-        let unit = |units: &Units| -> Result<u64> {
-            Ok(Prepared::bytes(spec, weights, options.isa, units)?.saturating_sub(rest))
-        };
-        let block = |l: usize| {
-            let mut only = none.clone();
-            only.layers[l] = true;
-            unit(&only)
-        };
-        let threads = options.threads.unwrap_or_else(crate::host::cores_beside_device).max(1);
+        let host = WeightBytes::of(spec, weights, options.isa)?;
         let mut sizes = Sizes {
             context: options.context,
             pages,
@@ -149,31 +127,73 @@ impl Sizes {
             ],
             tables: table_bytes(spec, options.context),
             post_norms: post_norm_bytes(spec),
-            activations: [
-                &Shape { experts: None, ..shape.clone() },
-                &shape,
-                &Shape { experts: shape.experts.map(ExpertShape::divided), ..shape.clone() },
-            ]
-            .map(activations),
-            granule,
-            lists: takes(granule, rounded(accel.step_bytes(&shape, &limits))),
-            host: Memory { weights: rest, ..Memory::plan(spec, weights, options, threads)? },
-            host_layers: (0..spec.n_layers).map(block).collect::<Result<_>>()?,
-            host_head: unit(&Units { head: true, ..none.clone() })?,
+            granule: runtime.granule(),
+            activations: [0; 3],
+            lists: 0,
+            host: Memory { weights: host.always, kv: 0, activations: 0 },
+            host_layers: host.blocks,
+            host_head: host.head,
             free: runtime.memory_free()?,
             device: runtime.info().name.clone(),
+            limits: limits_of(options, accel),
             shape,
-            limits,
             linears,
             layouts,
             bare,
             gate_up,
         };
-        if sizes.is_short() {
-            load_kernels(&**runtime, &KernelNeeds::new(&sizes.shape, &sizes.linears))?;
-            sizes.free = runtime.memory_free()?;
-        }
+        sizes.count_rows(spec, weights, options, accel)?;
         Ok(sizes)
+    }
+
+    /// The same with chunks of `options.chunk` rows, where all other options are as they were. What weights take is not counted again,
+    /// which takes most of the time.
+    ///
+    /// # Errors
+    /// As [`Sizes::new`].
+    pub fn with_chunk(
+        &self,
+        spec: &ModelSpec,
+        weights: &Weights,
+        options: &Options,
+        accel: &dyn Accelerator,
+    ) -> Result<Sizes> {
+        options.check(spec)?;
+        let mut sizes = Sizes { limits: limits_of(options, accel), ..self.clone() };
+        sizes.count_rows(spec, weights, options, accel)?;
+        Ok(sizes)
+    }
+
+    /// Counts what depends on the rows of a step, and loads the model's kernels where memory is short.
+    fn count_rows(
+        &mut self,
+        spec: &ModelSpec,
+        weights: &Weights,
+        options: &Options,
+        accel: &dyn Accelerator,
+    ) -> Result<()> {
+        let (shape, limits, granule) = (&self.shape, &self.limits, self.granule);
+        let scratch = accel.scratch_bytes(shape, limits, &self.linears);
+        let activations = |shape: &Shape| {
+            let workspace = Workspace::sizes(shape, limits, self.gate_up, false, scratch);
+            workspace.iter().map(|&b| takes(granule, rounded(b))).sum()
+        };
+        self.activations = [
+            &Shape { experts: None, ..shape.clone() },
+            shape,
+            &Shape { experts: shape.experts.map(ExpertShape::divided), ..shape.clone() },
+        ]
+        .map(activations);
+        self.lists = takes(granule, rounded(accel.step_bytes(shape, limits)));
+        let threads = options.threads.unwrap_or_else(crate::host::cores_beside_device).max(1);
+        let rows = Memory::without_weights(spec, weights, options, threads)?;
+        self.host = Memory { weights: self.host.weights, ..rows };
+        if self.is_short() {
+            let runtime = accel.runtime();
+            load_kernels(&**runtime, &KernelNeeds::new(&self.shape, &self.linears))?;
+            self.free = runtime.memory_free()?;
+        }
+        Ok(())
     }
 
     /// Whether loaded kernels may take memory that a plan would count on. Where all of the model fits with room to spare they are
@@ -535,6 +555,16 @@ impl DeviceBytes {
             activations: self.activations + self.lists,
         }
     }
+}
+
+/// Sizes of steps with `options`.
+fn limits_of(options: &Options, accel: &dyn Accelerator) -> Limits {
+    // Decode steps are padded to a bucket, so that few graphs serve all batches.
+    let padded = |n: usize| n.max(accel.row_bucket(n.min(GRAPH_ROWS)));
+    let (rows, sequences) = (padded(options.rows()), padded(options.sequences));
+    let logit_rows = options.logit_rows().max(sequences).max(LOGIT_ROWS.min(rows));
+    let pages_per_sequence = KvGeometry::pages_for(options.context);
+    Limits { rows, logit_rows, sequences, pages_per_sequence }
 }
 
 /// Bytes that an allocation takes of memory in pieces: whole ones, but for those that share some.

@@ -11,7 +11,7 @@ use crate::cache::PAGE_TOKENS;
 use crate::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime, FaultPlan};
 use crate::engine::kv::SequenceKv;
 use crate::engine::options::Options;
-use crate::model::load;
+use crate::model::{load, synth};
 use crate::plan::{self, OpCosts, Roofline};
 use crate::program::{
     Flow, Group, Iteration, Kind, Kv, Op, Phase, Placement, Policy, RequestId, Residence, Side, SubBatch,
@@ -173,6 +173,34 @@ fn pinned_memory_of_rows_is_what_was_counted() {
         }
     }
     assert_eq!(counted, 10, "all but those on the device alone");
+}
+
+/// Sizes with chunks of another length are those that are counted anew.
+#[test]
+fn chunks_of_another_length_are_counted_alike() {
+    let m = synth::outline("tiny-qwen3-moe,dtype=q4_0").unwrap();
+    let n = m.spec.n_layers;
+    let runtime = Arc::new(EmulatedRuntime::new(EmulatedOptions::default()).unwrap());
+    let accel = EmulatedAccelerator::new(runtime);
+    let with = |chunk| Options { threads: Some(2), chunk, ..Options::new(Isa::best(), 512) };
+    let anew = |chunk| Sizes::new(&m.spec, &m.weights, &with(chunk), &accel).unwrap();
+    let first = anew(64);
+    let mut seen = Vec::new();
+    for chunk in [1, 64, 96, 512] {
+        let (want, got) = (anew(chunk), first.with_chunk(&m.spec, &m.weights, &with(chunk), &accel).unwrap());
+        for placement in [
+            Placement::all(Side::Device, n, 0),
+            Placement::all(Side::Host, n, 0),
+            Placement::boundary(2, n, 0, 0),
+        ] {
+            let of = |sizes: &Sizes| (sizes.device(&placement), sizes.host(&placement));
+            assert_eq!(of(&got), of(&want), "chunks of {chunk}: {placement:?}");
+            seen.push(want.device(&placement).activations);
+        }
+    }
+    seen.sort_unstable();
+    seen.dedup();
+    assert!(seen.len() > 4, "the length matters: {seen:?}");
 }
 
 /// A step of two prompts of a page each and then one of two decode rows, on a machine of `placement`. Returns what crossed, and what the
