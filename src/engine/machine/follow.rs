@@ -1,15 +1,16 @@
 //! Experts of divided layers change places: those that the routers choose come to the device, others give way ([`Residents`]).
 //!
 //! ```text
-//! step n     host   pack b ─┐                                       experts, b among them
-//!            h2d            └─► staging, beside the step
+//! step n     host   pack b ─┐                        experts of layer 0, b among them
+//!            h2d            └─────────────────────────────────────────────────────────► share of layer 0, b to staging
 //! step n+1   gpu    staging ─► place of a; the table of places      up, down of b
 //!            host                                                   experts, a among them
 //! ```
 //! Between steps nothing runs, so both sides' tables change at once: each choice is computed once, whatever was exchanged. The copy to the place is
 //! within the device's memory, and only here may it be written: no kernel sees half an expert.
 //!
-//! Packing is a job of the host, whose step waits for it; the crossing takes the link while the step computes.
+//! Packing is a job of the host, whose step waits for it. Each expert crosses behind what the host's experts of a layer give, for which the device
+//! waits: until it waits for those of the next layer, the link has nothing to do.
 
 use std::sync::Arc;
 
@@ -48,6 +49,8 @@ pub(super) struct Following {
     /// Bytes of an image.
     bytes: usize,
     under_way: Vec<UnderWay>,
+    /// How many of these have been sent.
+    sent: usize,
     /// After their crossing, while they are under way.
     arrived: Option<Event>,
     /// After the last crossing of others, and after the last copy out of the staging buffer.
@@ -102,6 +105,7 @@ impl Following {
             device,
             bytes,
             under_way: Vec::new(),
+            sent: 0,
             arrived: None,
             crossed: None,
             free: None,
@@ -138,7 +142,7 @@ impl RealMachine {
     /// If the device has failed, or a tensor is damaged.
     pub(super) fn follow_router(&mut self) -> Result<()> {
         let Some(mut following) = self.following.take() else { return Ok(()) };
-        let done = self.take_their_places(&mut following).and_then(|()| self.send_experts(&mut following));
+        let done = self.take_their_places(&mut following).and_then(|()| self.pack_experts(&mut following));
         self.following = Some(following);
         done
     }
@@ -179,8 +183,8 @@ impl RealMachine {
         Ok(())
     }
 
-    /// Counts the choices of the step before, and sends experts on their way.
-    fn send_experts(&mut self, following: &mut Following) -> Result<()> {
+    /// Counts the choices of the step before, and packs experts that are to cross.
+    fn pack_experts(&mut self, following: &mut Following) -> Result<()> {
         let Some(host) = &mut self.host else { return Ok(()) };
         let (layers, images) = (&mut following.layers, &following.source.images);
         let mut rows = 0;
@@ -202,7 +206,8 @@ impl RealMachine {
                 self.work.expect(image.layer(), of.uses());
             }
         }
-        let chosen = following.choose();
+        // One after the other: those before have their places, or are still being sent.
+        let chosen = if following.under_way.is_empty() { following.choose() } else { Vec::new() };
         if chosen.is_empty() {
             return Ok(());
         }
@@ -214,20 +219,31 @@ impl RealMachine {
             runtime.wait(Lane::HostToDevice, &free)?;
         }
         self.pack(following, &chosen)?;
-        let packed = |x: &UnderWay| following.source.images[x.layer].bytes().iter().sum::<usize>();
-        let sent = chosen.iter().enumerate().try_for_each(|(at, under_way)| {
-            let (at, bytes) = (at * following.bytes, packed(under_way));
-            let to = following.device.ptr().add(at);
-            runtime.upload_pinned(Lane::HostToDevice, to, &following.host, at..at + bytes)
-        });
-        let arrived = runtime.record(Lane::HostToDevice)?;
-        if sent.is_err() {
-            following.crossed = Some(arrived);
-            return sent;
-        }
-        following.arrived = Some(arrived);
         chosen.iter().for_each(|x| following.layers[x.layer].begin(&x.exchange));
-        following.under_way = chosen;
+        (following.under_way, following.sent) = (chosen, 0);
+        Ok(())
+    }
+
+    /// Sends an expert on its way, if one is packed.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    pub(super) fn send_expert(&mut self) -> Result<()> {
+        let Some(following) = &mut self.following else { return Ok(()) };
+        if following.under_way.is_empty() || following.arrived.is_some() {
+            return Ok(());
+        }
+        let runtime = following.source.accel.runtime().clone();
+        if let Some(next) = following.under_way.get(following.sent) {
+            let bytes: usize = following.source.images[next.layer].bytes().iter().sum();
+            let at = following.sent * following.bytes;
+            let to = following.device.ptr().add(at);
+            runtime.upload_pinned(Lane::HostToDevice, to, &following.host, at..at + bytes)?;
+            following.sent += 1;
+        }
+        if following.sent == following.under_way.len() {
+            following.arrived = Some(runtime.record(Lane::HostToDevice)?);
+        }
         Ok(())
     }
 

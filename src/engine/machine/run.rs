@@ -14,7 +14,7 @@ use crate::engine::host::HostWorkspace;
 use crate::engine::kv::Moved;
 use crate::engine::memory::check_beyond;
 use crate::engine::outcome::CohortOutcome;
-use crate::program::{Group, Iteration, Kind, Kv, Side, Unit};
+use crate::program::{Cargo, Group, Iteration, Kind, Kv, Op, Side, Unit};
 #[cfg(doc)]
 use crate::text::Top;
 use crate::{Error, Result};
@@ -210,6 +210,10 @@ impl RealMachine {
                 continue;
             }
             let n = self.issue(lowered, at, issue, parts)?;
+            let is_share = |op: &Op| matches!(op.kind, Kind::Carry { cargo: Cargo::Share, .. });
+            if lowered.program.ops[at..at + n].iter().any(is_share) {
+                self.send_expert()?;
+            }
             self.count_crossed(&lowered.program.ops[at..at + n]);
             at += n;
         }
