@@ -95,7 +95,8 @@ impl Following {
         }
         let Some(bytes) = images.iter().map(|of| of.bytes().iter().sum()).max() else { return Ok(None) };
         let runtime = accel.runtime();
-        let host = runtime.pinned(EXPERTS_UNDER_WAY * bytes)?;
+        // Not locked where the system locks no more: copies are slower then.
+        let host = runtime.slab(EXPERTS_UNDER_WAY * bytes)?.memory().clone();
         let device = Buffer::new(runtime, EXPERTS_UNDER_WAY * bytes)?;
         let source = Source { accel: accel.clone(), weights: weights.clone(), act, images };
         Ok(Some(Following {
