@@ -30,18 +30,23 @@ fn requests_in_many_orders_of_execution() {
     });
 }
 
-/// Within calls, too, waits that are forgotten are seen: in each of the ways in which such a device is eager.
+/// Within calls, too, waits that are forgotten are seen: in each of the ways in which such a device is eager, by one of a few scripts. Which threads
+/// meet which calls is by chance, so no single one can be told to see them.
 #[test]
 fn waits_that_are_forgotten_are_seen_in_many_orders() {
-    for seed in 0..4 {
-        let env =
-            [("FAKE_CHECKS", "0"), ("FAKE_PLAIN", "1"), ("TANDEM_DEVICE_ACTS", "20"), ("FAKE_FORGET", "3")];
-        let Some((succeeded, said)) =
-            tried_again(&["on_a_device::any_order"], &format!("calls:{seed}"), &env)
-        else {
-            return;
-        };
-        assert!(!succeeded && said.contains("standard deviations behind"), "calls:{seed}: {said}");
+    let env = [("FAKE_CHECKS", "0"), ("FAKE_PLAIN", "1"), ("TANDEM_DEVICE_ACTS", "20"), ("FAKE_FORGET", "3")];
+    let forgets = |seed: u64| tried_again(&["on_a_device::any_order"], &format!("calls:{seed}"), &env);
+    for eagerness in 0..4 {
+        let mut said = String::new();
+        let is_seen = (0..8).any(|n| match forgets(eagerness + 4 * n) {
+            // There is no stand-in.
+            None => true,
+            Some((succeeded, text)) => {
+                said = text;
+                !succeeded && said.contains("standard deviations behind")
+            }
+        });
+        assert!(is_seen, "eagerness {eagerness}: {said}");
     }
 }
 
