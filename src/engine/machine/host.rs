@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::carry::{Place, What};
 use super::device::rows_of;
-use super::follow::Chosen;
 use super::mail::{Letters, Mail};
 use super::parts::PartMail;
+use super::tally::ChoiceTally;
 use crate::Result;
 use crate::cache::{LayerKv, PAGE_TOKENS, PagePool};
 use crate::device::{Mailbox, Shape};
@@ -34,7 +34,7 @@ pub(super) struct HostHalf {
     /// For each layer whose experts are divided, which of them are the host's.
     own_experts: Vec<Option<Vec<bool>>>,
     /// For each of these layers, the choices of the step, if experts follow them.
-    chosen: Vec<Option<Chosen>>,
+    chosen: Vec<Option<ChoiceTally>>,
     /// The sub-batches.
     pub parts: Vec<HostPart>,
     /// The model's shape on the device, if there is one.
@@ -128,13 +128,13 @@ impl HostHalf {
 
     /// Counts the choices of rows in layers whose experts are divided.
     pub fn counting(mut self) -> HostHalf {
-        let of = |own: &Option<Vec<bool>>| own.as_ref().map(|own| Chosen::of(own.len()));
+        let of = |own: &Option<Vec<bool>>| own.as_ref().map(|own| ChoiceTally::of(own.len()));
         self.chosen = self.own_experts.iter().map(of).collect();
         self
     }
 
     /// The choices of `layer` since they were cleared.
-    pub fn chosen(&mut self, layer: usize) -> &mut Chosen {
+    pub fn chosen(&mut self, layer: usize) -> &mut ChoiceTally {
         self.chosen[layer].as_mut().expect("a layer whose choices are counted")
     }
 

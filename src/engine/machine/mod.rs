@@ -33,7 +33,7 @@
 //! | `mode`, `lists` | the accelerator's description of a step's sequences |
 //! | `pack` | rows that want logits, put side by side behind the device's last attention |
 //! | `issue` | an operation: enqueued, or given to the host |
-//! | `follow` | experts of divided layers that follow the routers |
+//! | `follow`, `tally` | experts of divided layers that follow the routers, and how often these choose them |
 //! | `segments`, `graphs` | operations of decode steps that can be one graph; recorded |
 //! | `collect` | logits and tokens |
 //! | `trace` | when operations ran, if requested |
@@ -68,6 +68,7 @@ mod segments;
 mod sizes;
 mod split;
 mod sync;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod tiers;
