@@ -1,6 +1,6 @@
 //! Images of single experts, which change places with others while a model runs.
 
-use super::layer::{LayerSource, Piece, Placing};
+use super::layer::{ImagePlacing, LayerSource, Piece};
 use super::matrix::{FfnMatrices, LayerMatrices, Matrix};
 use crate::device::Accelerator;
 use crate::model::{Block, ModelSpec, Weights};
@@ -38,7 +38,7 @@ impl ExpertImages {
         };
         let matrices: Vec<[Matrix; 2]> =
             of.ups.into_iter().zip(of.downs).map(|(up, down)| [up, down]).collect();
-        let mut placing = Placing::of_layer(accel, weights, act, layer);
+        let mut placing = ImagePlacing::of_layer(accel, weights, act, layer);
         let up = placing.expert(&matrices[0][0])?;
         let down = placing.expert(&matrices[0][1])?;
         Ok(ExpertImages { pieces: placing.into_pieces(), matrices, bytes: [up, down], layer })

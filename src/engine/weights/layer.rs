@@ -145,7 +145,7 @@ pub struct LayerLayout {
 }
 
 /// Places pieces one after the other.
-pub(super) struct Placing<'a> {
+pub(super) struct ImagePlacing<'a> {
     accel: &'a dyn Accelerator,
     weights: &'a Weights,
     act: Half,
@@ -156,15 +156,15 @@ pub(super) struct Placing<'a> {
     pieces: Vec<Piece>,
 }
 
-impl<'a> Placing<'a> {
+impl<'a> ImagePlacing<'a> {
     /// Nothing of a layer yet.
     pub fn of_layer(
         accel: &'a dyn Accelerator,
         weights: &'a Weights,
         act: Half,
         layer: usize,
-    ) -> Placing<'a> {
-        Placing { accel, weights, act, layer, used: 0, next: 0, pieces: Vec::new() }
+    ) -> ImagePlacing<'a> {
+        ImagePlacing { accel, weights, act, layer, used: 0, next: 0, pieces: Vec::new() }
     }
 
     /// Places a matrix of an expert. Returns its bytes, to the next one's.
@@ -370,7 +370,7 @@ impl LayerLayout {
     ) -> Result<LayerLayout> {
         let block = Block::of(spec, layer);
         let used = spec.experts_of(layer).map_or(0, |e| e.used);
-        let mut p = Placing { used, ..Placing::of_layer(accel, weights, act, layer) };
+        let mut p = ImagePlacing { used, ..ImagePlacing::of_layer(accel, weights, act, layer) };
         let attn_norm = p.norm(&block.attn_norm)?;
         let qkv = matrices.qkv.iter().map(|m| p.matrix(m, false)).collect::<Result<_>>()?;
         let biases = [&block.q, &block.k, &block.v];
