@@ -5,13 +5,14 @@ const RENAMED: [(&str, &str); 3] =
     [("context", "--ctx"), ("temperature", "--temp"), ("learns_lengths", "--lengths")];
 
 /// Names whose flag is the same word, with dashes.
-const SAME: [&str; 31] = [
+const SAME: [&str; 32] = [
     "boundary",
     "chunk",
     "cohorts",
     "deterministic",
     "device",
     "far",
+    "fixed_experts",
     "frequency_penalty",
     "gpu_experts",
     "gpu_memory",

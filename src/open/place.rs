@@ -154,6 +154,9 @@ impl Model {
         demand: &Demand,
         progress: &dyn Progress,
     ) -> Result<Options> {
+        if settings.fixed_experts && self.loaded.spec.experts.is_none() {
+            return Err(Error::usage("`fixed_experts`: the model has no experts"));
+        }
         let isa = Isa::selected()?;
         if let Some(kernel) = linear::forced(isa)? {
             progress.note(&format!("TANDEM_LINEAR: {kernel} multiplies on the CPU wherever it can"));

@@ -286,6 +286,12 @@ fn host_rows(sizes: &Sizes, rows: u64, logits: u64) -> u64 {
     rows * (4 * widest + 6 * ff.max(d).max(q) + experts) + logits * 4 * spec.vocab as u64
 }
 
+/// Bytes of one of a layer's experts on the GPU; 0 for a layer without.
+fn one_expert(sizes: &Sizes, layer: usize) -> u64 {
+    let [up, down] = sizes.blocks[layer].experts;
+    sizes.spec.experts_of(layer).map_or(0, |e| (up.device + down.device).div_ceil(e.count as u64))
+}
+
 /// Split attention: partial sums of spans.
 fn attention_scratch(sizes: &Sizes, load: &Load) -> u64 {
     let spans = load.context.div_ceil(SPLIT.0);
@@ -366,7 +372,7 @@ pub(super) fn memory_with(
     }
     m.gpu.staging += 2 * rounded(staged_kv);
     let divided = placement.layers.iter().enumerate().filter(|(_, at)| at.is_divided());
-    let under_way = divided.map(|(layer, _)| sizes.of_one_expert(layer)).max().unwrap_or(0);
+    let under_way = divided.map(|(layer, _)| one_expert(sizes, layer)).max().unwrap_or(0);
     m.gpu.staging += rounded(EXPERTS_UNDER_WAY as u64 * under_way);
     m.host.pinned += EXPERTS_UNDER_WAY as u64 * under_way;
 

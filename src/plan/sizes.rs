@@ -470,12 +470,6 @@ impl Sizes {
         self.blocks.iter().map(|b| b.total().device).max().unwrap_or(0)
     }
 
-    /// Bytes of one of a layer's experts on the device; 0 for a layer without.
-    pub fn of_one_expert(&self, layer: usize) -> u64 {
-        let [up, down] = self.blocks[layer].experts;
-        self.spec.experts_of(layer).map_or(0, |e| up.add(down).device.div_ceil(e.count as u64))
-    }
-
     /// Bytes of a block that cross the link when the device computes with it.
     pub fn staged(&self, layer: usize, at: &LayerPlacement) -> u64 {
         let block = &self.blocks[layer];

@@ -325,6 +325,8 @@ fn what_only_mixtures_have_is_refused_for_others() {
         let dense = generate("synth:tiny-llama,seed=2", "emulated", &["--strategy", strategy]);
         assert_error(&dense, 1, &format!("--strategy {strategy}: this model has no experts"));
     }
+    let dense = generate("synth:tiny-llama,seed=2", "emulated", &["--fixed-experts"]);
+    assert_error(&dense, 2, "--fixed-experts: the model has no experts");
     assert_error(
         &generate(model, "emulated", &["--n-cpu-moe", "5"]),
         2,
