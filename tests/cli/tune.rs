@@ -68,7 +68,7 @@ fn entries_of_the_amx_tier_are_tried() {
         let findings = report["findings"].as_array().unwrap();
         findings.iter().filter(|f| f["entry"] == entry && f["dtype"] == dtype).cloned().collect()
     };
-    for entry in ["int8_tiles_from", "tiles_from", "half_up_to"] {
+    for entry in ["int8_tiles_from", "tiles_from", "fine_tiles_from", "half_up_to"] {
         assert!(!of(entry, "q4_k").is_empty() && of(entry, "bf16").is_empty(), "{entry}: {report}");
     }
     for dtype in ["bf16", "f16"] {

@@ -36,16 +36,24 @@ fn prepared(w: &Tensor, isa: Isa) -> Linear {
     }
 }
 
-/// Rows one behind the other, from which parts begin at the alignment of the tier.
-fn inputs(acts: &mut Acts, parts: &[Vec<f32>], k: usize, isa: Isa) -> Vec<std::ops::Range<usize>> {
-    let align = Linear::part_alignment(isa);
-    let mut at = 0;
+/// Rows one behind the other, from which parts begin where the weights that multiply them want it.
+fn inputs<'w>(
+    acts: &mut Acts,
+    parts: &[Vec<f32>],
+    k: usize,
+    mode: Mode,
+    weights: impl Fn(usize) -> Vec<&'w Linear>,
+) -> Vec<std::ops::Range<usize>> {
+    let mut at = 0usize;
     let ranges: Vec<_> = parts
         .iter()
-        .map(|p| {
-            let rows = at..at + p.len() / k;
-            at = rows.end.next_multiple_of(align);
-            rows
+        .enumerate()
+        .map(|(i, p)| {
+            let m = p.len() / k;
+            let align = weights(i).into_iter().map(|w| w.part_alignment(m, mode)).max().unwrap();
+            let first = at.next_multiple_of(align);
+            at = (first + m).next_multiple_of(align);
+            first..first + m
         })
         .collect();
     let x = acts.reset(at, k);
@@ -91,7 +99,7 @@ proptest! {
                     want.push(a);
                 }
                 let mut acts = Acts::default();
-                let ranges = inputs(&mut acts, &x, k, isa);
+                let ranges = inputs(&mut acts, &x, k, mode, |i| vec![&weights[i].0, &weights[i].1]);
                 let mut outs: Vec<_> = rows.iter().map(|&m| (vec![f32::NAN; m * n], vec![f32::NAN; m * n])).collect();
                 let mut parts: Vec<Part<'_>> = weights.iter().zip(&mut outs).zip(&ranges)
                     .map(|(((w, up), (out, second)), rows)| {
@@ -144,7 +152,8 @@ fn a_mixture_is_the_references() {
                     .collect();
                 let mut acts = Acts::default();
                 let mut run = |x: &[Vec<f32>], which: [usize; 2], n: usize, k: usize| -> Vec<Vec<f32>> {
-                    let ranges = inputs(&mut acts, x, k, isa);
+                    let ranges =
+                        inputs(&mut acts, x, k, Mode::Fast, |i| which.map(|w| &prepared[i][w]).to_vec());
                     let mut outs: Vec<_> =
                         places.iter().map(|p| (vec![0.0; p.len() * n], vec![0.0; p.len() * n])).collect();
                     let gated = which[0] != which[1];

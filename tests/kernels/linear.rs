@@ -388,6 +388,7 @@ fn entries_of_the_tuning_table_change_no_bit() {
                         groups_of_8,
                         int8_tiles_from,
                         tiles_from: usize::MAX,
+                        fine_tiles_from: usize::MAX,
                         half_up_to: 0,
                         tiles_at_load: false,
                     };
@@ -431,6 +432,7 @@ fn every_weight_has_a_kernel_and_thresholds_choose_it() {
             let lin = lin.with_tuning(LinearTuning {
                 int8_tiles_from: 10,
                 tiles_from: 20,
+                fine_tiles_from: 9,
                 half_up_to: 30,
                 ..tuning
             });
@@ -445,7 +447,8 @@ fn every_weight_has_a_kernel_and_thresholds_choose_it() {
                         if half { ["amx_half", "amx_half", "amx_quantised"] } else { ["amx_quantised"; 3] };
                     assert_eq!([of(20), of(30), of(31)], if fast { tiles } else { ["amx_int8"; 3] });
                     let fine = lin.clone().with_fine_activations();
-                    assert_ne!(fine.kernel(10, Mode::Fast).name, "amx_int8", "planes are multiplied twice");
+                    let name = |m| fine.kernel(m, Mode::Fast).name;
+                    assert_eq!([name(8), name(9)], ["vnni", if half { "amx_half" } else { "amx_quantised" }]);
                 } else if isa == Isa::Avx512 && dtype == DType::F16 {
                     let few = if fast { "rowdot_avx512" } else { "tiledot_avx512" };
                     assert_eq!(

@@ -41,7 +41,7 @@ impl Table {
         }
         lines.extend(groups.into_iter().map(|(e, names)| {
             let what = format!(
-                "chunks of {} KiB, ahead {} B from {} tokens, groups {} of 1 token, {} of 2, {} of 4, {} of 8, int8 tiles from {}, bf16 tiles from {}, by f16 up to {}{}",
+                "chunks of {} KiB, ahead {} B from {} tokens, groups {} of 1 token, {} of 2, {} of 4, {} of 8, int8 tiles from {}, bf16 tiles from {}, of fine activations from {}, by f16 up to {}{}",
                 e.chunk_bytes >> 10,
                 e.ahead_bytes,
                 e.ahead_from,
@@ -51,6 +51,7 @@ impl Table {
                 e.groups_of_8,
                 e.int8_tiles_from,
                 e.tiles_from,
+                e.fine_tiles_from,
                 e.half_up_to,
                 if e.tiles_at_load { ", packed into tiles at load" } else { "" }
             );

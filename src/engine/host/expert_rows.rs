@@ -72,18 +72,28 @@ impl Chosen {
 }
 
 impl Sorted {
-    /// Sorts the choices `ids` of rows with `used` each, of `count` experts. Inputs of an expert begin at a multiple of `align`. Only
-    /// those of `own` experts get places, if some are computed elsewhere; choices that come from there may be any number.
-    pub fn sort(&mut self, ids: &[u32], used: usize, count: usize, align: usize, own: Option<&[bool]>) {
+    /// Sorts the choices `ids` of rows with `used` each, of `count` experts. The inputs of an expert with so many rows begin at a
+    /// multiple of what `align` says, and the next ones behind another. Only those of `own` experts get places, if some are computed
+    /// elsewhere; choices that come from there may be any number.
+    pub fn sort(
+        &mut self,
+        ids: &[u32],
+        used: usize,
+        count: usize,
+        align: &dyn Fn(usize, usize) -> usize,
+        own: Option<&[bool]>,
+    ) {
         let is_own = |e: u32| own.is_none_or(|own| own.get(e as usize).is_some_and(|&own| own));
         self.counts.clear();
         self.counts.resize(count, 0);
         ids.iter().filter(|&&e| is_own(e)).for_each(|&e| self.counts[e as usize] += 1);
         self.parts.clear();
-        let (mut place, mut input) = (0, 0);
+        let (mut place, mut input) = (0, 0usize);
         for (expert, next) in self.counts.iter_mut().enumerate() {
             let len = std::mem::replace(next, place as u32) as usize;
             if len > 0 {
+                let align = align(expert, len);
+                input = input.next_multiple_of(align);
                 self.parts.push(Chosen { expert, place, len, input });
                 (place, input) = (place + len, (input + len).next_multiple_of(align));
             }
@@ -105,8 +115,8 @@ impl Sorted {
 
     /// Most rows of inputs of `rows` rows.
     fn most_inputs(rows: usize, experts: &Experts, isa: Isa) -> usize {
-        let (places, align) = (rows * experts.used, Linear::part_alignment(isa));
-        // Each part but for the first may begin so many rows later.
+        let (places, align) = (rows * experts.used, Linear::most_part_alignment(isa));
+        // So many rows may lie behind each part: its own, or in front of the next.
         (places + (align - 1) * experts.count.min(places)).next_multiple_of(align)
     }
 }
@@ -204,13 +214,14 @@ mod tests {
         fn every_choice_has_a_place(
             ids in prop::collection::vec(0u32..9, 0..40),
             used in 1usize..4,
-            align in prop::sample::select(vec![1usize, 16]),
+            from in prop::sample::select(vec![1usize, 2, 3, 100]),
             own in prop::option::of(prop::collection::vec(any::<bool>(), 9)),
         ) {
             let ids = &ids[..ids.len() / used * used];
             let mut s = Sorted::default();
-            s.sort(&[5, 5], 1, 9, 1, None);
-            s.sort(ids, used, 9, align, own.as_deref());
+            let align = |_, len| if len >= from { 16 } else { 1 };
+            s.sort(&[5, 5], 1, 9, &align, None);
+            s.sort(ids, used, 9, &align, own.as_deref());
             let mut seen = vec![false; ids.len()];
             for (i, &place) in s.places.iter().enumerate() {
                 if own.as_ref().is_some_and(|own| !own[ids[i] as usize]) {
@@ -223,10 +234,13 @@ mod tests {
                 prop_assert!(!std::mem::replace(&mut seen[place as usize], true));
             }
             for part in &s.parts {
+                let align = align(part.expert, part.len);
                 prop_assert!(part.len > 0 && part.input % align == 0 && part.inputs().end <= s.inputs);
+                prop_assert!(align == 1 || part.inputs().end.next_multiple_of(16) <= s.inputs);
                 prop_assert!(s.rows[part.place..part.place + part.len].is_sorted());
             }
             prop_assert!(s.parts.windows(2).all(|p| p[0].expert < p[1].expert && p[0].inputs().end <= p[1].input));
+            prop_assert!(s.inputs <= ids.len() + 15 * s.parts.len());
         }
     }
 }

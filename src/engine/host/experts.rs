@@ -191,7 +191,12 @@ impl HostContext<'_> {
 
     fn sort(&self, e: &mut ExpertRows, m: &Mixture, rows: Range<usize>, own: Option<&[bool]>) {
         let mut sorted = std::mem::take(&mut e.sorted);
-        sorted.sort(e.ids(rows), m.used, m.experts.len(), Linear::part_alignment(self.host.isa), own);
+        let align = |expert: usize, rows: usize| {
+            let Mlp { gate, up, down, .. } = &m.experts[expert];
+            let of = |w: &Linear| w.part_alignment(rows, self.host.mode);
+            gate.as_ref().map_or(1, of).max(of(up)).max(of(down))
+        };
+        sorted.sort(e.ids(rows), m.used, m.experts.len(), &align, own);
         e.sorted = sorted;
     }
 

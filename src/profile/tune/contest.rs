@@ -148,12 +148,16 @@ impl<'a> Contest<'a> {
         Contest { pool, subject, tokens, effort, same_bits }
     }
 
-    /// Seconds of a product under each of `entries`: the first quartiles.
+    /// Seconds of a product under each of `entries`, of fine activations or not: the first quartiles.
     ///
     /// # Errors
     /// [`Error::Run`]: a wrong answer, with dtype, tokens and entries.
-    pub fn run(&self, entries: &[LinearTuning]) -> Result<Vec<f64>> {
-        let with = |e| self.subject.copies.iter().map(|w| w.clone().with_tuning(e)).collect();
+    pub fn run(&self, entries: &[LinearTuning], fine: bool) -> Result<Vec<f64>> {
+        let made = |w: &Linear, e| {
+            let w = w.clone().with_tuning(e);
+            if fine { w.with_fine_activations() } else { w }
+        };
+        let with = |e| self.subject.copies.iter().map(|w| made(w, e)).collect();
         let sides: Vec<(String, Vec<Linear>)> =
             entries.iter().map(|&e| (format!("{e:?}"), with(e))).collect();
         let sides: Vec<(&str, &[Linear])> = sides.iter().map(|(name, copies)| (&**name, &**copies)).collect();

@@ -33,7 +33,7 @@ use crate::tensor::DType;
 use crate::{Error, Result, atomic_file, small_file};
 
 /// Layout of the file: raised whenever an entry changes its meaning.
-const SCHEMA: u32 = 4;
+const SCHEMA: u32 = 5;
 
 /// Most bytes of a file.
 const MAX_BYTES: u64 = 1 << 20;
@@ -217,7 +217,7 @@ impl OneDType<'_> {
         let stands = choices.iter().position(|(_, change)| self.with(change) == self.entries).unwrap_or(0);
         choices.swap(0, stands);
         let entries: Vec<LinearTuning> = choices.iter().map(|(_, change)| self.with(change)).collect();
-        let seconds = Contest::new(self.pool, subject, tokens, self.effort, true).run(&entries)?;
+        let seconds = Contest::new(self.pool, subject, tokens, self.effort, true).run(&entries, false)?;
         let best = best(&seconds);
         self.entries = entries[best];
         self.found(entry, tokens, best, choices.into_iter().map(|c| c.0), &seconds);
@@ -409,7 +409,7 @@ mod tests {
         refused(b"", "not a tuning table");
         refused(&serde_json::to_vec(&tuned()).unwrap()[..100], "not a tuning table");
         refused(b"\xff\xfe", "not UTF-8 text");
-        refused(b"{\"schema\": 4, \"tune\": []}", "not a tuning table");
+        refused(b"{\"schema\": 5, \"tune\": []}", "not a tuning table");
         refused(&vec![b' '; MAX_BYTES as usize + 1], "bytes, at most");
         refused(&with(&|t| t.schema = 99), "schema 99");
         refused(&with(&|t| t.cpu = "i486".into()), "of CPU i486");
@@ -433,9 +433,12 @@ mod tests {
             assert_eq!(count("chunk_bytes"), DType::ALL.len());
             assert_eq!(count("groups_of_4"), several(isa >= Isa::Avx512, quantised));
             // Halving six, seven and four numbers of tokens.
-            for (entry, least, most) in
-                [("int8_tiles_from", 2, 3), ("tiles_from", 3, 3), ("half_up_to", 2, 3)]
-            {
+            for (entry, least, most) in [
+                ("int8_tiles_from", 2, 3),
+                ("tiles_from", 3, 3),
+                ("fine_tiles_from", 3, 3),
+                ("half_up_to", 2, 3),
+            ] {
                 let range =
                     several(isa == Isa::Amx, least * quantised)..=several(isa == Isa::Amx, most * quantised);
                 assert!(range.contains(&count(entry)), "{isa}: {entry} {} times", count(entry));

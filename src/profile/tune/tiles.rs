@@ -32,6 +32,8 @@ struct Switch {
     same_bits: bool,
     /// Share of the time that it has to save.
     gain: f64,
+    /// Whether activations are fine.
+    fine: bool,
 }
 
 impl OneDType<'_> {
@@ -46,13 +48,18 @@ impl OneDType<'_> {
 
     /// The numbers of tokens from which int8 tiles win, then bf16 tiles, and up to which f16 arithmetic makes those.
     fn thresholds(&mut self, subject: &WeightSubject) -> Result<()> {
-        let switch = Switch { entry: "int8_tiles_from", at: &INT8_TILES_AT, same_bits: true, gain: 0.0 };
+        let switch =
+            Switch { entry: "int8_tiles_from", at: &INT8_TILES_AT, same_bits: true, gain: 0.0, fine: false };
         self.entries.int8_tiles_from =
             self.wins_from(subject, &switch, |e, from| (e.int8_tiles_from, e.tiles_from) = (from, NEVER))?;
-        let switch = Switch { entry: "tiles_from", at: &TILES_AT, same_bits: false, gain: 0.0 };
+        let switch = Switch { entry: "tiles_from", at: &TILES_AT, same_bits: false, gain: 0.0, fine: false };
         self.entries.tiles_from = self.wins_from(subject, &switch, |e, from| e.tiles_from = from)?;
+        let switch =
+            Switch { entry: "fine_tiles_from", at: &TILES_AT, same_bits: false, gain: 0.0, fine: true };
+        self.entries.fine_tiles_from =
+            self.wins_from(subject, &switch, |e, from| e.fine_tiles_from = from)?;
         // It is less exact.
-        let switch = Switch { entry: "half_up_to", at: &HALF_AT, same_bits: false, gain: GAIN };
+        let switch = Switch { entry: "half_up_to", at: &HALF_AT, same_bits: false, gain: GAIN, fine: false };
         let half = |e: &mut LinearTuning, up_to| (e.tiles_from, e.half_up_to) = (1, up_to);
         let without = turn(HALF_AT.len(), |i| Ok(!self.wins(subject, &switch, i, [0, HALF_AT[i]], half)?))?;
         self.entries.half_up_to = if without == 0 { 0 } else { HALF_AT[without - 1] };
@@ -81,8 +88,8 @@ impl OneDType<'_> {
         set: impl Fn(&mut LinearTuning, usize),
     ) -> Result<bool> {
         let (entries, tokens) = (values.map(|value| self.with(&|e| set(e, value))), switch.at[i]);
-        let seconds =
-            Contest::new(self.pool, subject, tokens, self.effort, switch.same_bits).run(&entries)?;
+        let contest = Contest::new(self.pool, subject, tokens, self.effort, switch.same_bits);
+        let seconds = contest.run(&entries, switch.fine)?;
         let wins = seconds[1] < seconds[0] * (1.0 - switch.gain);
         let names = ["without", "with"].map(String::from);
         self.found(switch.entry, tokens, usize::from(wins), names.into_iter(), &seconds);

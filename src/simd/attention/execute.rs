@@ -2,28 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use super::item::{Inputs, Sink, merge_split, run_work};
-use super::kernels::BlockKernels;
+use super::item::{Choice, Inputs, Sink, merge_split, run_work};
 use super::plan::AttnPlan;
 use super::{AttnOut, Partial, tiers};
 use crate::cache::LayerKv;
 use crate::host::Pool;
 use crate::simd::Isa;
 use crate::tensor::{Rows, RowsMut};
-
-/// Which kernels run, by the rows of a KV head in an item.
-struct Choice {
-    /// `None`: the reference tier.
-    many: Option<&'static BlockKernels>,
-    /// The kernels for up to [`AttnPlan::with_vector_rows`] rows, if they differ.
-    few: Option<&'static BlockKernels>,
-}
-
-impl Choice {
-    fn of(&self, rows: usize, vector_rows: usize) -> Option<&'static BlockKernels> {
-        self.few.filter(|_| rows <= vector_rows).or(self.many)
-    }
-}
 
 impl AttnPlan {
     /// Attends all rows of the plan in one layer: `q` and `out` are `[rows][n_heads · head_dim]`. Rows of `out` that
@@ -54,8 +39,9 @@ impl AttnPlan {
         let choice = Choice {
             many: tiers::select(isa, kv.dtype(), kv.head_dim()),
             few: tiers::for_few_rows(isa, kv.dtype(), kv.head_dim()),
+            vector_rows: self.vector_rows,
         };
-        self.execute(pool, &choice, kv, q, out);
+        self.execute(pool, choice, kv, q, out);
     }
 
     /// Elements of a row of q, and of a result.
@@ -72,7 +58,7 @@ impl AttnPlan {
     }
 
     /// Runs the plan. The kernels of `choice` must be for `kv`'s type and supported by this machine.
-    fn execute(&mut self, pool: &Pool, choice: &Choice, kv: &LayerKv<'_>, q: Rows<'_>, out: AttnOut<'_>) {
+    fn execute(&mut self, pool: &Pool, choice: Choice, kv: &LayerKv<'_>, q: Rows<'_>, out: AttnOut<'_>) {
         let s = &self.shape;
         assert!(
             kv.n_kv_heads() == s.n_kv_heads && kv.head_dim() == s.head_dim,
@@ -104,15 +90,12 @@ impl AttnPlan {
         let (seqs, pages, shares) = (&self.seqs, &self.pages, &self.shares);
         let sink = &Sink::rows(out);
         let scratch = self.scratch.share();
-        let vector_rows = self.vector_rows;
         pool.run_ranges(&shares.ends, &|chunk, worker| {
             let item = &shares.items[chunk];
             let seq = &seqs[item.work.seq];
             let next = item.goes_on.then(|| &shares.items[chunk + 1].work).filter(|w| !w.seen.is_empty());
             let next = next.map(|w| (w, &pages[seqs[w.seq].pages.clone()]));
-            // All parts of a row block have the same rows per KV head, so they are computed and merged alike.
-            let kernels = choice.of(item.work.rows_per_kv_head(), vector_rows);
-            let inputs = Inputs { shape: s, kernels, kv, pages: &pages[seq.pages.clone()], seq, q, next };
+            let inputs = Inputs { shape: s, choice, kv, pages: &pages[seq.pages.clone()], seq, q, next };
             // SAFETY: `scratch` is borrowed mutably for this whole call, workers have distinct numbers
             // below `threads` (checked above), and each runs one chunk at a time.
             let mut own = unsafe { scratch.worker(worker) };

@@ -466,7 +466,6 @@ macro_rules! tier {
             softcap: $module::softcap,
             softmax: $module::softmax,
             pv: $module::pv,
-            run: None,
             merge: $module::merge,
         };
         mod $module {

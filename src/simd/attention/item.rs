@@ -1,24 +1,23 @@
-//! One work item: a block of rows against a range of segments.
+//! One work item: one or more blocks of rows against a range of segments.
 //!
 //! **Order of reading.** One KV head needs 8 or 16 KiB of a page, and the heads of a page are neighbours. An item
 //! therefore covers several KV heads and processes them page by page rather than head by head: memory is read in runs
 //! of whole pages, or longer runs where a sequence's pages are neighbours too. Scattered runs of 8 to 24 KiB can be
 //! read at 62% of the bandwidth of long ones, runs of 128 KiB at 82% (Zen 4, two cores; decision 0011).
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::kernels::{
-    BLOCK, BlockKernels, GROUPS, MAX_ROWS, PAGES, Pv, Qk, RUN_BLOCKS, Run, RunBlock, S_STRIDE, Softcap,
-    Softmax,
-};
+use super::SEGMENT;
+use super::kernels::{BLOCK, BlockKernels, GROUPS, MAX_ROWS, PAGES, Pv, Qk, Softcap, Softmax};
 use super::partial::{AttnOut, merge_body, normalise, with_sink};
+use super::scratch::{Own, Slots};
 use super::shape::{AttnShape, Seq};
 use crate::cache::{LayerKv, PAGE_TOKENS};
 use crate::reference;
 use crate::tensor::Rows;
 
-/// The rows and segments of an item. Rows are ordered by (KV head, position, query head of the group).
+/// The rows and segments of an item. Rows are ordered by (KV head, position, query head of the group). More positions than a row
+/// block has room for are several row blocks, of one KV head.
 #[derive(Clone, Debug)]
 pub(super) struct Work {
     pub seq: usize,
@@ -44,6 +43,30 @@ impl Work {
         self.pos.len() * self.heads.len()
     }
 
+    /// Positions of a row block.
+    fn block_positions(&self) -> usize {
+        (MAX_ROWS / self.heads.len()).max(1)
+    }
+
+    /// Row blocks.
+    pub(super) fn row_blocks(&self) -> usize {
+        self.pos.len().div_ceil(self.block_positions()).max(1)
+    }
+
+    /// Row block `i`, and the segments from which its rows take anything: one at least, even if they see no token, for they have a
+    /// result, too. A row's block and its segments do not depend on how many row blocks are together.
+    fn row_block(&self, i: usize, inp: &Inputs<'_>) -> Work {
+        if self.row_blocks() == 1 {
+            return self.clone();
+        }
+        let first = self.pos.start + i * self.block_positions();
+        let pos = first..(first + self.block_positions()).min(self.pos.end);
+        let seen = inp.shape.seen(&pos, &inp.seq.tokens);
+        let all = segments_of(&seen, self.segment);
+        let segments = self.segments.start.max(all.start)..self.segments.end.min(all.end);
+        Work { pos, seen, segments, ..self.clone() }
+    }
+
     /// The first token of `segment` that is read: blocks lie at multiples of their size, but not before `from`.
     fn first_token(&self, segment: usize) -> usize {
         (self.seen.start / BLOCK * BLOCK).max(self.from).max(segment * self.segment)
@@ -58,11 +81,32 @@ impl Work {
     }
 }
 
+/// The segments of rows that see the tokens `seen`: one at least.
+pub(super) fn segments_of(seen: &Range<usize>, segment: usize) -> Range<usize> {
+    let first = seen.start / segment;
+    first..seen.end.div_ceil(segment).max(first + 1)
+}
+
+/// Which kernels run, by the rows of a KV head in a row block.
+#[derive(Clone, Copy)]
+pub(super) struct Choice {
+    /// `None`: the reference tier.
+    pub many: Option<&'static BlockKernels>,
+    /// The kernels for up to `vector_rows` rows, if they differ.
+    pub few: Option<&'static BlockKernels>,
+    pub vector_rows: usize,
+}
+
+impl Choice {
+    fn of(&self, w: &Work) -> Option<&'static BlockKernels> {
+        self.few.filter(|_| w.rows_per_kv_head() <= self.vector_rows).or(self.many)
+    }
+}
+
 /// The inputs of an item.
 pub(super) struct Inputs<'a> {
     pub shape: &'a AttnShape,
-    /// `None`: the reference tier.
-    pub kernels: Option<&'static BlockKernels>,
+    pub choice: Choice,
     pub kv: &'a LayerKv<'a>,
     pub pages: &'a [u32],
     pub seq: &'a Seq,
@@ -90,14 +134,6 @@ impl Inputs<'_> {
         let hd = self.shape.head_dim;
         &self.q.row(self.row(pos))[head * hd..(head + 1) * hd]
     }
-}
-
-/// Results of segments that are merged by another item: m, s `[slot]`, o `[slot][head_dim]`.
-#[derive(Clone, Copy)]
-pub(super) struct Slots {
-    m: *mut f32,
-    s: *mut f32,
-    o: *mut f32,
 }
 
 /// The destination of an item's results.
@@ -129,186 +165,91 @@ impl<'a> Sink<'a> {
     }
 }
 
-/// 16 f32 on a cache line of their own.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Line(#[allow(dead_code)] [f32; 16]);
-
-const EMPTY: Line = Line([0.0; 16]);
-
-/// Buffers of a plan: one set per worker, and the slots of split rows.
-#[derive(Default)]
-pub(super) struct Scratch {
-    lines: Vec<Line>,
-    m: Vec<f32>,
-    s: Vec<f32>,
-    o: Vec<f32>,
-    head_dim: usize,
-}
-
-/// Lines of one worker: q, O, the accumulated O (head_dim each), S of two blocks, P of one in f32 or two in bf16, and 16
-/// lanes of sums per row.
-const fn worker_lines(head_dim: usize) -> usize {
-    MAX_ROWS * (3 * head_dim + 3 * S_STRIDE + 16) / 16
-}
-
-impl Scratch {
-    /// Makes room; keeps a buffer that is large enough.
-    pub(super) fn resize(&mut self, threads: usize, head_dim: usize, slots: usize) {
-        self.head_dim = head_dim;
-        let grow = |v: &mut Vec<f32>, n: usize| {
-            if v.len() < n {
-                // Allocate exactly as much, after freeing the old memory: its contents are no longer needed, and the
-                // dry run counts this size.
-                *v = Vec::new();
-                v.resize(n, 0.0);
-            }
-        };
-        grow(&mut self.m, slots);
-        grow(&mut self.s, slots);
-        grow(&mut self.o, slots * head_dim);
-        let lines = threads * worker_lines(head_dim);
-        if self.lines.len() < lines {
-            self.lines.resize(lines, EMPTY);
-        }
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        let floats = self.m.capacity() + self.s.capacity() + self.o.capacity();
-        self.lines.capacity() * size_of::<Line>() + floats * size_of::<f32>()
-    }
-
-    /// A handle that workers may use concurrently, each for its own part.
-    pub(super) fn share(&mut self) -> Shared<'_> {
-        Shared {
-            lines: self.lines.as_mut_ptr(),
-            m: self.m.as_mut_ptr(),
-            s: self.s.as_mut_ptr(),
-            o: self.o.as_mut_ptr(),
-            head_dim: self.head_dim,
-            _scratch: PhantomData,
-        }
-    }
-}
-
-/// See [`Scratch::share`].
-pub(super) struct Shared<'a> {
-    lines: *mut Line,
-    m: *mut f32,
-    s: *mut f32,
-    o: *mut f32,
-    head_dim: usize,
-    _scratch: PhantomData<&'a mut Scratch>,
-}
-
-// SAFETY: the handle borrows the scratch mutably; its unsafe accessors promise disjoint use.
-unsafe impl Sync for Shared<'_> {}
-
-impl Shared<'_> {
-    /// # Safety
-    /// `worker` is below the number of threads in `resize`, and nothing else uses its buffers now.
-    pub(super) unsafe fn worker(&self, worker: usize) -> Own {
-        let hd = self.head_dim;
-        // SAFETY: within `lines` by the caller's promise and `resize`; the parts add up to worker_lines.
-        unsafe {
-            let q = self.lines.add(worker * worker_lines(hd)).cast::<f32>();
-            let o = q.add(MAX_ROWS * hd);
-            let acc = o.add(MAX_ROWS * hd);
-            let s = acc.add(MAX_ROWS * hd);
-            let p = s.add(2 * MAX_ROWS * S_STRIDE);
-            let sum = p.add(MAX_ROWS * S_STRIDE).cast::<[f32; 16]>();
-            Own {
-                q: q.cast(),
-                o,
-                acc,
-                s,
-                p: p.cast(),
-                sum,
-                m: [0.0; MAX_ROWS],
-                acc_m: [0.0; MAX_ROWS],
-                acc_s: [0.0; MAX_ROWS],
-            }
-        }
-    }
-
-    /// # Safety
-    /// `slot0` is a slot index inside what `resize` made room for.
-    pub(super) unsafe fn slots(&self, slot0: usize) -> Slots {
-        // SAFETY: the caller's promise.
-        unsafe { Slots { m: self.m.add(slot0), s: self.s.add(slot0), o: self.o.add(slot0 * self.head_dim) } }
-    }
-}
-
-/// One worker's buffers.
-pub(super) struct Own {
-    q: *mut u8,
-    o: *mut f32,
-    acc: *mut f32,
-    s: *mut f32,
-    p: *mut u8,
-    sum: *mut [f32; 16],
-    m: [f32; MAX_ROWS],
-    acc_m: [f32; MAX_ROWS],
-    acc_s: [f32; MAX_ROWS],
-}
-
-impl Own {
-    /// # Safety
-    /// `buf` is one of this worker's row buffers, of `MAX_ROWS · hd` elements, not aliased now.
-    unsafe fn row<'b>(buf: *mut f32, r: usize, hd: usize) -> &'b mut [f32] {
-        debug_assert!(r < MAX_ROWS);
-        // SAFETY: r < MAX_ROWS; the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(buf.add(r * hd), hd) }
-    }
-}
-
 /// Runs an item and delivers its rows.
 ///
 /// # Safety
-/// `own` belongs to this worker; no other item delivers the same (row, head)s, or segments of them, to
-/// `sink`, whose target is large enough for them.
+/// `own` belongs to this worker and has room for the item's row blocks; no other item delivers the same (row, head)s, or segments of
+/// them, to `sink`, whose target is large enough for them.
 pub(super) unsafe fn run_work(inp: &Inputs<'_>, w: &Work, own: &mut Own, sink: &Sink<'_>) {
-    let (rows, hd) = (w.rows(), inp.shape.head_dim);
-    assert!(rows <= MAX_ROWS, "{rows} rows in an item");
+    let hd = inp.shape.head_dim;
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    let _tiles = inp.kernels.is_some_and(super::amx::uses_tiles).then(super::amx::session);
-    // SAFETY: buffers hold MAX_ROWS rows (`Shared::worker`); sinks by the caller's promise.
+    let _tiles = inp.choice.many.is_some_and(super::amx::uses_tiles).then(super::amx::session);
+    let n = w.row_blocks();
+    // SAFETY: buffers hold MAX_ROWS rows of each row block (`Shared::worker`); sinks by the caller's promise.
     unsafe {
-        if let Some(k) = inp.kernels {
+        for i in 0..n {
+            let part = w.row_block(i, inp);
+            let rows = part.rows();
+            assert!(rows <= MAX_ROWS, "{rows} rows in a row block");
+            own.turn_to(i, hd);
+            clear(own, rows, hd);
+            let Some(k) = inp.choice.of(&part) else { continue };
             let row_bytes = hd * if k.bf16 { 2 } else { 4 };
-            for (r, pos, head) in w.each_row(inp.group()) {
+            for (r, pos, head) in part.each_row(inp.group()) {
                 (k.pack_q)(inp.query(pos, head), inp.shape.scale / k.unit, own.q.add(r * row_bytes));
             }
         }
-        clear(own, rows, hd);
-        for segment in w.segments.clone() {
-            match inp.kernels {
-                Some(k) => blocks(inp, k, w, segment, own),
-                None => naive(inp, w, segment, own),
-            }
-            let unit = inp.kernels.map_or(1.0, |k| k.unit);
-            own.m[..rows].iter_mut().for_each(|m| *m *= unit);
-            for r in 0..rows {
-                let sum = fold_lanes(&*own.sum.add(r));
-                let o = Own::row(own.o, r, hd);
-                match sink.kind {
-                    Kind::Segments { slots, first, stride, row0 } => {
-                        let slot = (segment - first) * stride + row0 + r;
-                        slots.m.add(slot).write(own.m[r]);
-                        slots.s.add(slot).write(sum);
-                        slots.o.add(slot * hd).copy_from_nonoverlapping(o.as_ptr(), hd);
+        // All row blocks see some tokens before any of them sees the next: as many as one segment of the usual length, which
+        // a core's own cache holds.
+        let together = (SEGMENT / w.segment).max(1);
+        for first in w.segments.clone().step_by(together) {
+            let end = (first + together).min(w.segments.end);
+            for i in 0..n {
+                let part = w.row_block(i, inp);
+                let kernels = inp.choice.of(&part);
+                let unit = kernels.map_or(1.0, |k| k.unit);
+                own.turn_to(i, hd);
+                // The last one asks for what all of them read next.
+                let read_to = if i + 1 == n { part.segments.end } else { end };
+                let asks = Asks { end: read_to * w.segment, next_item: i + 1 == n };
+                for segment in part.segments.start.max(first)..part.segments.end.min(end) {
+                    match kernels {
+                        Some(k) => blocks(inp, k, &part, segment, asks, own),
+                        None => naive(inp, &part, segment, own),
                     }
-                    _ => accumulate(inp, own, r, (own.m[r], sum, o)),
+                    own.m[..part.rows()].iter_mut().for_each(|m| *m *= unit);
+                    keep(inp, w, &part, segment, own, sink);
                 }
             }
         }
         if !matches!(sink.kind, Kind::Segments { .. }) {
-            deliver(inp, w, own, sink);
+            for i in 0..n {
+                own.turn_to(i, hd);
+                deliver(inp, &w.row_block(i, inp), own, sink);
+            }
         }
     }
 }
 
-/// Merges all segments of one KV head's rows of a split row block, in order, and delivers them.
+/// Adds the results of a segment, of the row block `part` of `w`, to what `own` has of its rows, or puts them where another item will
+/// merge them.
+///
+/// # Safety
+/// As [`run_work`].
+unsafe fn keep(inp: &Inputs<'_>, w: &Work, part: &Work, segment: usize, own: &mut Own, sink: &Sink<'_>) {
+    let hd = inp.shape.head_dim;
+    // (Several row blocks have one KV head.)
+    let before = (part.pos.start - w.pos.start) * w.heads.len();
+    let kernels = inp.choice.of(part);
+    // SAFETY: buffers hold MAX_ROWS rows, slots all rows of the split.
+    unsafe {
+        for r in 0..part.rows() {
+            let sum = fold_lanes(&*own.sum.add(r));
+            let o = Own::row(own.o, r, hd);
+            match sink.kind {
+                Kind::Segments { slots, first, stride, row0 } => {
+                    let slot = (segment - first) * stride + row0 + before + r;
+                    slots.m.add(slot).write(own.m[r]);
+                    slots.s.add(slot).write(sum);
+                    slots.o.add(slot * hd).copy_from_nonoverlapping(o.as_ptr(), hd);
+                }
+                _ => accumulate(kernels, hd, own, r, (own.m[r], sum, o)),
+            }
+        }
+    }
+}
+
+/// Merges all segments of one KV head's rows of a split item, in order, and delivers them.
 ///
 /// # Safety
 /// As [`run_work`], and all segments of these rows are in `slots`.
@@ -321,49 +262,64 @@ pub(super) unsafe fn merge_split(
     sink: &Sink<'_>,
 ) {
     let w = &Work { kv_heads: kv_head..kv_head + 1, ..whole.clone() };
-    let (rows, hd) = (w.rows(), inp.shape.head_dim);
-    let row0 = (kv_head - whole.kv_heads.start) * rows;
-    // SAFETY: the caller's promise.
-    unsafe {
-        clear(own, rows, hd);
-        for segment in 0..w.segments.len() {
-            for r in 0..rows {
-                let slot = segment * whole.rows() + row0 + r;
-                let o = std::slice::from_raw_parts(slots.o.add(slot * hd), hd);
-                accumulate(inp, own, r, (*slots.m.add(slot), *slots.s.add(slot), o));
+    let hd = inp.shape.head_dim;
+    let row0 = (kv_head - whole.kv_heads.start) * w.rows();
+    own.turn_to(0, hd);
+    for i in 0..w.row_blocks() {
+        let part = w.row_block(i, inp);
+        let kernels = inp.choice.of(&part);
+        let before = row0 + (part.pos.start - w.pos.start) * w.heads.len();
+        // SAFETY: the caller's promise.
+        unsafe {
+            clear(own, part.rows(), hd);
+            for segment in part.segments.clone() {
+                for r in 0..part.rows() {
+                    let slot = (segment - w.segments.start) * whole.rows() + before + r;
+                    let o = std::slice::from_raw_parts(slots.o.add(slot * hd), hd);
+                    accumulate(kernels, hd, own, r, (*slots.m.add(slot), *slots.s.add(slot), o));
+                }
             }
+            deliver(inp, &part, own, sink);
         }
-        deliver(inp, w, own, sink);
     }
 }
 
 /// # Safety
 /// `own` belongs to this worker and `rows` <= MAX_ROWS.
 unsafe fn clear(own: &mut Own, rows: usize, hd: usize) {
-    own.acc_m[..rows].fill(f32::NEG_INFINITY);
-    own.acc_s[..rows].fill(0.0);
+    own.acc_m[own.block][..rows].fill(f32::NEG_INFINITY);
+    own.acc_s[own.block][..rows].fill(0.0);
     // SAFETY: `acc` holds MAX_ROWS rows.
     unsafe { own.acc.write_bytes(0, rows * hd) };
 }
 
 /// # Safety
 /// `own` belongs to this worker and `r` < MAX_ROWS; `part` does not alias its accumulator.
-unsafe fn accumulate(inp: &Inputs<'_>, own: &mut Own, r: usize, part: (f32, f32, &[f32])) {
+unsafe fn accumulate(
+    kernels: Option<&BlockKernels>,
+    hd: usize,
+    own: &mut Own,
+    r: usize,
+    part: (f32, f32, &[f32]),
+) {
     // SAFETY: the accumulator is this worker's; a tier is only selected on a machine that has it.
     unsafe {
-        let o = Own::row(own.acc, r, inp.shape.head_dim);
-        let acc = (&mut own.acc_m[r], &mut own.acc_s[r], o);
-        match inp.kernels {
+        let o = Own::row(own.acc, r, hd);
+        let acc = (&mut own.acc_m[own.block][r], &mut own.acc_s[own.block][r], o);
+        match kernels {
             Some(k) => (k.merge)(acc, part),
             None => merge_body(acc, part),
         }
     }
 }
 
+/// Delivers the rows of the row block `w`, to which `own` is turned.
+///
 /// # Safety
 /// As [`run_work`].
 unsafe fn deliver(inp: &Inputs<'_>, w: &Work, own: &Own, sink: &Sink<'_>) {
     let hd = inp.shape.head_dim;
+    let (acc_m, acc_s) = (&own.acc_m[own.block], &own.acc_s[own.block]);
     for (r, pos, head) in w.each_row(inp.group()) {
         let row = inp.row(pos);
         // SAFETY: the accumulator is this worker's; nothing else writes this (row, head) of the target (the caller's
@@ -373,17 +329,17 @@ unsafe fn deliver(inp: &Inputs<'_>, w: &Work, own: &Own, sink: &Sink<'_>) {
             match &sink.kind {
                 Kind::Rows(AttnOut::Whole(out)) => {
                     let out = out.part(row, head * hd, hd).as_mut_ptr();
-                    normalise(own.acc_s[r], o, |d, x| out.add(d).write(x));
+                    normalise(acc_s[r], o, |d, x| out.add(d).write(x));
                 }
                 Kind::Rows(AttnOut::WithSinks(out, sinks)) => {
-                    let (_, s, factor) = with_sink((own.acc_m[r], own.acc_s[r]), sinks[head]);
+                    let (_, s, factor) = with_sink((acc_m[r], acc_s[r]), sinks[head]);
                     o.iter_mut().for_each(|o| *o *= factor);
                     let out = out.part(row, head * hd, hd).as_mut_ptr();
                     normalise(s, o, |d, x| out.add(d).write(x));
                 }
                 Kind::Rows(AttnOut::Partial(out)) => {
-                    out.m.part(row, head, 1)[0] = own.acc_m[r];
-                    out.s.part(row, head, 1)[0] = own.acc_s[r];
+                    out.m.part(row, head, 1)[0] = acc_m[r];
+                    out.s.part(row, head, 1)[0] = acc_s[r];
                     for (to, &x) in out.o.part(row, head * hd, hd).iter_mut().zip(&*o) {
                         *to = x + 0.0;
                     }
@@ -405,11 +361,20 @@ fn fold_lanes(lanes: &[f32; 16]) -> f32 {
     x[0]
 }
 
-/// Runs one segment through the block kernels and leaves (m, lanes of s, o) of all rows in `own`.
+/// What is prefetched behind the tokens of a segment.
+#[derive(Clone, Copy)]
+struct Asks {
+    /// Keys of tokens up to here.
+    end: usize,
+    /// And then those of the next item.
+    next_item: bool,
+}
+
+/// Runs one segment of a row block through the block kernels and leaves (m, lanes of s, o) of its rows in `own`.
 ///
 /// # Safety
 /// As [`run_work`]; q is packed.
-unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, own: &mut Own) {
+unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, asks: Asks, own: &mut Own) {
     let (rows, hd, n_heads) = (w.rows(), inp.shape.head_dim, w.heads.len());
     let row_bytes = hd * if k.bf16 { 2 } else { 4 };
     own.m[..rows].fill(f32::NEG_INFINITY);
@@ -420,7 +385,7 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
     }
     let end = w.seen.end; // end of the stored tokens that this item may read
     let segment_end = end.min((segment + 1) * w.segment);
-    let item_end = end.min(w.segments.end * w.segment);
+    let asked_end = end.min(asks.end);
     let (first_kv, per_kv) = (w.kv_heads.start, w.rows_per_kv_head());
     // Past the last stored token, the last stored page is a placeholder: its address is valid and its data unused.
     let keys = |b0: usize| -> [*const u8; PAGES] {
@@ -439,36 +404,13 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
     let scales_of = |pages: [*const u8; PAGES]| pages.map(|p| p.wrapping_add(2 * half).cast::<f32>());
     // The keys to prefetch after the last head of a block: those of the next tokens' first head, or of the next item.
     let after = |b0: usize| match inp.next {
-        _ if b0 + BLOCK < item_end => Some(keys(b0 + BLOCK)),
-        Some((next, pages)) => Some(std::array::from_fn(|i| first_keys(inp, next, pages, i * PAGE_TOKENS))),
-        None => None,
-    };
-    let runs =
-        k.run.filter(|&(_, rows, dims)| w.kv_heads.len() == 1 && per_kv >= rows && hd.is_multiple_of(dims));
-    let softcap = inp.shape.softcap.map(|cap| cap / k.unit);
-    // Consecutive blocks that the same `n` positions from `w.pos.start + a` on see.
-    let mut run = [RunBlock::NONE; RUN_BLOCKS];
-    let (mut len, mut run_rows, mut run_end) = (0, (0, 0), 0);
-    let finish = |run: &[RunBlock], (a, n): (usize, usize), b0: usize, own: &mut Own| {
-        let (Some((kernel, ..)), false) = (runs, run.is_empty()) else { return };
-        let r0 = a * n_heads;
-        // SAFETY: as below, for each block; S and P have room for two (`worker_lines`).
-        unsafe {
-            kernel(&Run {
-                q: own.q.add(r0 * row_bytes),
-                rows: n * n_heads,
-                head_dim: hd,
-                softcap,
-                blocks: run,
-                next: after(b0),
-                s: own.s,
-                p: own.p,
-                m: own.m.as_mut_ptr().add(r0),
-                sum: own.sum.add(r0),
-                o: own.o.add(r0 * hd),
-            });
+        _ if b0 + BLOCK < asked_end => Some(keys(b0 + BLOCK)),
+        Some((next, pages)) if asks.next_item => {
+            Some(std::array::from_fn(|i| first_keys(inp, next, pages, i * PAGE_TOKENS)))
         }
+        _ => None,
     };
+    let softcap = inp.shape.softcap.map(|cap| cap / k.unit);
     for b0 in (w.first_token(segment)..segment_end).step_by(BLOCK) {
         // There are fewer tokens than a block at the end, and where blocks do not lie at multiples of their size.
         let tokens = (segment_end - b0).min(BLOCK);
@@ -481,22 +423,11 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
         let n = w.pos.clone().skip(a).take_while(|&p| sees(p)).count();
         let nr = n * n_heads;
         let mut visible = [(0u32, 0u32); MAX_ROWS];
-        for (r, v) in visible[..nr].iter_mut().enumerate() {
-            let see = inp.visible(w.pos.start + a + r / n_heads);
-            *v = (see.start.saturating_sub(b0) as u32, (see.end - b0).min(tokens) as u32);
+        for (i, rows) in visible[..nr].chunks_exact_mut(n_heads).enumerate() {
+            let see = inp.visible(w.pos.start + a + i);
+            rows.fill((see.start.saturating_sub(b0) as u32, (see.end - b0).min(tokens) as u32));
         }
         let mut k_pages = keys(b0);
-        let runs_on = runs.is_some_and(|(_, rows, _)| nr >= rows);
-        if len > 0 && (!runs_on || run_rows != (a, n) || len == RUN_BLOCKS) {
-            finish(&run[..len], run_rows, run_end, own);
-            len = 0;
-        }
-        if runs_on {
-            let whole = visible[..nr].iter().all(|v| *v == (0, BLOCK as u32));
-            run[len] = RunBlock { k: k_pages, v: behind(k_pages, 1), tokens, visible, whole };
-            (len, run_rows, run_end) = (len + 1, (a, n), b0);
-            continue;
-        }
         let groups = tokens.div_ceil(16);
         let mut alpha = [0.0f32; MAX_ROWS];
         let then = after(b0).unwrap_or(k_pages);
@@ -553,7 +484,6 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, o
             k_pages = next;
         }
     }
-    finish(&run[..len], run_rows, run_end, own);
 }
 
 /// Keys of the token `t` tokens after the first one that the item reads. The item must see some token.

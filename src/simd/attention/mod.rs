@@ -14,6 +14,8 @@
 //!
 //! * A **row** is a (position, query head). The rows of an item share a KV head: positions x the heads of a
 //!   query group, so each line of the cache is loaded once for all of them.
+//! * An item has one **row block** of up to 32 rows, or, of a prompt, up to eight, which follow each other over the same tokens
+//!   while these are in the core's cache.
 //! * Tokens are processed in **blocks** of 64 by three kernels (`kernels.rs`): scores, online softmax, values; a
 //!   fourth caps the scores of models that want it.
 //! * Blocks belong to **segments** of [`SEGMENT`] tokens, at multiples of it. Each segment starts from zero and gives
@@ -36,14 +38,13 @@ mod item;
 pub(crate) mod kernels;
 mod partial;
 mod plan;
+mod scratch;
 mod shape;
 mod share;
 mod tiers;
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-mod amx_run;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
 #[cfg(target_arch = "x86_64")]

@@ -2,13 +2,17 @@
 
 use std::ops::Range;
 
-use super::item::{Scratch, Work};
-use super::kernels::MAX_ROWS;
+use super::item::{Work, segments_of};
+use super::kernels::{MAX_ROWS, ROW_BLOCKS};
+use super::scratch::Scratch;
 use super::shape::Seq;
 use super::share::Shares;
 use super::{AttnShape, SEGMENT};
 use crate::Result;
 use crate::cache::{PAGE_TOKENS, SeqRows};
+
+/// Items of a thread of which none is made larger: enough to end at about the same time.
+const ITEMS_OF_A_THREAD: usize = 16;
 
 /// Rows of a sequence, and the tokens and heads that they attend.
 #[derive(Debug, Clone)]
@@ -157,34 +161,37 @@ impl AttnPlan {
         assert!(spans.windows(2).all(|w| w[0].1 <= w[1].0), "attention: sequences share rows");
         self.rows = spans.last().map_or(0, |s| s.1);
 
-        let blocks: Vec<Work> = self.row_blocks(seqs);
-        let slots = self.shares.rebuild(blocks, self.shape.head_dim, self.threads, self.readers);
-        self.scratch.resize(self.threads, self.shape.head_dim, slots);
+        let works: Vec<Work> = self.row_blocks(seqs);
+        let many = works.iter().any(|w| w.rows_per_kv_head() > MAX_ROWS);
+        let slots = self.shares.rebuild(works, self.shape.head_dim, self.threads, self.readers);
+        self.scratch.resize(self.threads, self.shape.head_dim, slots, many);
     }
 
-    /// Divides all rows into blocks of at most [`MAX_ROWS`]: few rows of many KV heads, or many of one.
+    /// Divides all rows into items to be cut: row blocks of few rows of many KV heads, or of one, and of these as many together as leave
+    /// each thread enough of them to even out.
     fn row_blocks(&self, seqs: &[AttnRows<'_>]) -> Vec<Work> {
         let group = self.shape.n_heads / self.shape.n_kv_heads;
         // A group larger than a block (multi-query attention with many heads) is divided by heads.
         let heads = group.min(MAX_ROWS);
         let positions = MAX_ROWS / heads;
-        let mut blocks = Vec::new();
-        for (seq, a) in seqs.iter().filter(|a| a.rows.n_rows > 0).enumerate() {
+        let seqs = || seqs.iter().filter(|a| a.rows.n_rows > 0);
+        let blocks: usize = seqs().map(|a| a.rows.n_rows / positions).sum();
+        let blocks = blocks * self.shape.n_kv_heads * group.div_ceil(heads);
+        let positions = positions * (blocks / (self.threads * ITEMS_OF_A_THREAD)).clamp(1, ROW_BLOCKS);
+        let mut works = Vec::new();
+        for (seq, a) in seqs().enumerate() {
             let s = &a.rows;
             let last_head = self.shape.n_kv_heads.min(a.kv_heads.end);
             for first in (0..s.n_rows).step_by(positions) {
                 let n_pos = positions.min(s.n_rows - first);
                 let pos = s.first_pos + first..s.first_pos + first + n_pos;
-                let start = self.shape.visible(pos.start, &a.tokens).start;
-                let seen = start..self.shape.visible(pos.end - 1, &a.tokens).end.max(start);
-                // There is at least one segment, even for rows that see no token: they have a result, too.
-                let first_segment = seen.start / self.segment;
-                let segments = first_segment..seen.end.div_ceil(self.segment).max(first_segment + 1);
+                let seen = self.shape.seen(&pos, &a.tokens);
+                let segments = segments_of(&seen, self.segment);
                 let kv_heads = (MAX_ROWS / (heads * n_pos)).clamp(1, self.shape.n_kv_heads);
                 for kv_head in (a.kv_heads.start..last_head).step_by(kv_heads) {
                     let kv_heads = kv_head..(kv_head + kv_heads).min(last_head);
                     for h in (0..group).step_by(heads) {
-                        blocks.push(Work {
+                        works.push(Work {
                             seq,
                             kv_heads: kv_heads.clone(),
                             heads: h..(h + heads).min(group),
@@ -198,7 +205,7 @@ impl AttnPlan {
                 }
             }
         }
-        blocks
+        works
     }
 
     /// Bytes of its buffers, which suffice for all steps planned so far.

@@ -47,6 +47,12 @@ impl AttnShape {
         let start = self.window.map_or(0, |w| (pos + 1).saturating_sub(w)).max(tokens.start);
         start.min((pos + 1).min(tokens.end))..(pos + 1).min(tokens.end)
     }
+
+    /// The part of `tokens` that any of the positions sees.
+    pub(super) fn seen(&self, pos: &Range<usize>, tokens: &Range<usize>) -> Range<usize> {
+        let start = self.visible(pos.start, tokens).start;
+        start..self.visible(pos.end - 1, tokens).end.max(start)
+    }
 }
 
 /// The rows of one sequence; the plan's own list holds its pages.

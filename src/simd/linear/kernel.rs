@@ -53,9 +53,9 @@ impl Ask<'_> {
         self.packed && self.dtype.is_quantised()
     }
 
-    /// Least number of tokens for bf16 tiles: half as many if the other kernels multiply twice.
+    /// Least number of tokens for bf16 tiles.
     pub fn tiles_from(&self) -> usize {
-        if self.fine { self.tuning.tiles_from / 2 } else { self.tuning.tiles_from }
+        if self.fine { self.tuning.fine_tiles_from } else { self.tuning.tiles_from }
     }
 }
 

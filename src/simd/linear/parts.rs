@@ -61,8 +61,8 @@ pub fn linear_parts(
             assert!(w.isa() == isa && !w.is_fine(), "weights of one tier, with plain activations");
             assert!((w.n(), w.k()) == (p.w.n(), x.k()), "weight [{}, {}], {} columns", w.n(), w.k(), x.k());
             need = need.or(w.need(p.rows.len(), mode));
+            assert!(p.rows.start.is_multiple_of(w.part_alignment(p.rows.len(), mode)), "rows {:?}", p.rows);
         }
-        assert!(p.rows.start.is_multiple_of(Linear::part_alignment(isa)), "rows {:?}", p.rows);
         let len = p.rows.len() * p.w.n();
         assert!(p.out.len() == len && p.second.as_ref().is_none_or(|(_, up)| up.len() == len), "outputs");
     }

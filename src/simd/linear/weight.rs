@@ -161,7 +161,7 @@ impl Linear {
         let mut found: Vec<(usize, &'static LinearKernel)> = Vec::new();
         // Row counts at which the kernel may change; above these it stays the same.
         let thresholds =
-            [tuning.tiles_from / 2, tuning.tiles_from, tuning.int8_tiles_from, tuning.half_up_to];
+            [tuning.fine_tiles_from, tuning.tiles_from, tuning.int8_tiles_from, tuning.half_up_to];
         let mut rows: Vec<usize> = thresholds.iter().flat_map(|&t| [t, t.saturating_add(1)]).collect();
         // Kernels without an entry in the tuning table distinguish no larger number of rows than a tile has.
         rows.extend(1..=TILE_ROWS + 1);
@@ -191,10 +191,17 @@ impl Linear {
         if apart { size_of::<f32>() * m * chunk * GROUP } else { 0 }
     }
 
-    /// Rows at which the parts of activations must begin that are multiplied by weights of their own ([`linear_parts`]).
+    /// Where a part of `m` rows of activations must begin that this multiplies ([`linear_parts`]): at a multiple of this. Tiles begin at
+    /// every 16th row; other kernels read rows from anywhere.
     ///
     /// [`linear_parts`]: super::linear_parts
-    pub fn part_alignment(isa: Isa) -> usize {
+    pub fn part_alignment(&self, m: usize, mode: Mode) -> usize {
+        let need = self.need(m, mode);
+        if need.tiles || need.fine_tiles { TILE_ROWS } else { 1 }
+    }
+
+    /// The most that [`Linear::part_alignment`] says of any weight.
+    pub fn most_part_alignment(isa: Isa) -> usize {
         if isa == Isa::Amx { TILE_ROWS } else { 1 }
     }
 
