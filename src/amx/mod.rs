@@ -9,6 +9,7 @@
 //! | [`bf16`] | `C = A * W^T` in bf16, from M = 1 to thousands |
 //! | `block`, `make` | one block of C over a chunk of K; tiles of weights made while its products run |
 //! | [`attention`] | the two products of attention, on KV pages |
+//! | `attention_steps` | these products one step at a time, for vector work between the steps |
 //! | [`int8`] | int8 products, 32 elements of K each |
 //! | [`mod@peak`] | what is the peak speed of this machine's tile unit? |
 //! | [`emulate`] | the same kernels on a CPU without tiles, for tests |
@@ -46,6 +47,7 @@ pub const TILE_BYTES: usize = 1024;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod attention;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(crate) mod attention_steps;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod available;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]

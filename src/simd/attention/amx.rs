@@ -1,18 +1,21 @@
 //! Block kernels on AMX tiles: the products of [`crate::amx::attention`], the softmax of AVX-512 BF16.
 //!
-//! bound      memory in decode: a tile product takes about as many cycles as it has rows; in prefill the products (16 cycles per
-//!            16 x 16 x 32), O through the tiles once a block, and the softmax, one after the other (decision 0057)
+//! Blocks of 17 rows and more, of heads of whole steps, run several at a time ([`super::amx_run`]).
+//!
+//! bound      memory in decode: a tile product takes about as many cycles as it has rows; in prefill the softmax (7
+//!            cycles per 16 scores) and the products (16 cycles per 16 x 16 x 32), which overlap
 //! codes      of 8 bits are widened to pages of bf16 first, a block's K, then its V (16 KiB each at head_dim 128), in cache: tiles
-//!            load from memory only
+//!            load from memory only. No runs of several blocks
 //! error      as avx512_bf16.rs
 
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 use super::avx512_bf16::{Bf16, Kv, Q8, merge, pack_q, softmax};
-use super::kernels::{BlockKernels, GROUPS, PAGES, Pv, Qk, S_STRIDE};
+use super::kernels::{BlockKernels, GROUPS, PAGES, Pv, Qk, RUN_BLOCKS, Run, S_STRIDE};
 use crate::amx::Session;
 use crate::amx::attention::{pv_bf16, qk_bf16_pages};
+use crate::amx::attention_steps::{COLUMNS, LEAST_ROWS, configure};
 use crate::cache::PAGE_TOKENS;
 
 /// The head sizes that tiles (at least 32) and the copy of a page's end (at most 256) cover.
@@ -27,12 +30,19 @@ pub(super) static KERNELS: BlockKernels = BlockKernels {
     softcap: super::avx512_bf16::KERNELS.softcap,
     softmax: softmax::<Bf16>,
     pv,
+    run: Some((run, LEAST_ROWS, COLUMNS)),
     merge,
 };
 
 /// The same for codes of 8 bits.
-pub(super) static KERNELS_Q8: BlockKernels =
-    BlockKernels { name: "amx bf16 x q8", qk: qk_q8, softmax: softmax::<Q8>, pv: pv_q8, ..KERNELS };
+pub(super) static KERNELS_Q8: BlockKernels = BlockKernels {
+    name: "amx bf16 x q8",
+    qk: qk_q8,
+    softmax: softmax::<Q8>,
+    pv: pv_q8,
+    run: None,
+    ..KERNELS
+};
 
 /// With at most this many rows (decode) we are memory-bound, and tile loads prefetch what is read next: V beside K, and the next
 /// K beside V. A few lines beside each load, since a burst of a whole block would wait for the core's line fill buffers, and the
@@ -225,4 +235,26 @@ unsafe fn without_the_rest(page: &mut *const u16, tokens: usize, head_dim: usize
         }
     }
     *page = to;
+}
+
+/// # Safety
+/// As [`Run`] says, with rows and dims as [`KERNELS`] says; tiles and AVX-512 BF16 are available.
+unsafe fn run(a: &Run<'_>) {
+    configure(&mut session());
+    let last = a.blocks.len() - 1;
+    let tokens = a.blocks[last].tokens;
+    // SAFETY: the caller's promise; only the last block of a sequence, and so of a run, ends within a page.
+    unsafe {
+        if tokens.is_multiple_of(PAGE_TOKENS) {
+            return super::amx_run::run(a);
+        }
+        let mut blocks = [a.blocks[last]; RUN_BLOCKS];
+        blocks[..last].copy_from_slice(&a.blocks[..last]);
+        let mut copy = PageCopy::uninit();
+        let pages = blocks[last].pages();
+        let mut end = blocks[last].v[pages - 1].cast();
+        without_the_rest(&mut end, tokens, a.head_dim, &mut copy);
+        blocks[last].v[pages - 1] = end.cast();
+        super::amx_run::run(&Run { blocks: &blocks[..=last], ..*a });
+    }
 }

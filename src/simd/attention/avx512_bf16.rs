@@ -37,6 +37,7 @@ pub(super) static KERNELS: BlockKernels = BlockKernels {
     softcap: AVX512_BF16.softcap,
     softmax: softmax::<Bf16>,
     pv: pv::<Bf16>,
+    run: None,
     merge,
 };
 

@@ -466,6 +466,7 @@ macro_rules! tier {
             softcap: $module::softcap,
             softmax: $module::softmax,
             pv: $module::pv,
+            run: None,
             merge: $module::merge,
         };
         mod $module {

@@ -8,7 +8,9 @@
 use std::ops::Range;
 
 use super::SEGMENT;
-use super::kernels::{BLOCK, BlockKernels, GROUPS, MAX_ROWS, PAGES, Pv, Qk, Softcap, Softmax};
+use super::kernels::{
+    BLOCK, BlockKernels, GROUPS, MAX_ROWS, PAGES, Pv, Qk, RUN_BLOCKS, Run, RunBlock, Softcap, Softmax,
+};
 use super::partial::{AttnOut, merge_body, normalise, with_sink};
 use super::scratch::{Own, Slots};
 use super::shape::{AttnShape, Seq};
@@ -410,7 +412,32 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, a
         }
         _ => None,
     };
+    let runs =
+        k.run.filter(|&(_, rows, dims)| w.kv_heads.len() == 1 && per_kv >= rows && hd.is_multiple_of(dims));
     let softcap = inp.shape.softcap.map(|cap| cap / k.unit);
+    // Consecutive blocks that the same `n` positions from `w.pos.start + a` on see.
+    let mut run = [RunBlock::NONE; RUN_BLOCKS];
+    let (mut len, mut run_rows, mut run_end) = (0, (0, 0), 0);
+    let finish = |run: &[RunBlock], (a, n): (usize, usize), b0: usize, own: &mut Own| {
+        let (Some((kernel, ..)), false) = (runs, run.is_empty()) else { return };
+        let r0 = a * n_heads;
+        // SAFETY: as below, for each block; S and P have room for two (`worker_lines`).
+        unsafe {
+            kernel(&Run {
+                q: own.q.add(r0 * row_bytes),
+                rows: n * n_heads,
+                head_dim: hd,
+                softcap,
+                blocks: run,
+                next: after(b0),
+                s: own.s,
+                p: own.p,
+                m: own.m.as_mut_ptr().add(r0),
+                sum: own.sum.add(r0),
+                o: own.o.add(r0 * hd),
+            });
+        }
+    };
     for b0 in (w.first_token(segment)..segment_end).step_by(BLOCK) {
         // There are fewer tokens than a block at the end, and where blocks do not lie at multiples of their size.
         let tokens = (segment_end - b0).min(BLOCK);
@@ -428,6 +455,17 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, a
             rows.fill((see.start.saturating_sub(b0) as u32, (see.end - b0).min(tokens) as u32));
         }
         let mut k_pages = keys(b0);
+        let runs_on = runs.is_some_and(|(_, rows, _)| nr >= rows);
+        if len > 0 && (!runs_on || run_rows != (a, n) || len == RUN_BLOCKS) {
+            finish(&run[..len], run_rows, run_end, own);
+            len = 0;
+        }
+        if runs_on {
+            let whole = visible[..nr].iter().all(|v| *v == (0, BLOCK as u32));
+            run[len] = RunBlock { k: k_pages, v: behind(k_pages, 1), tokens, visible, whole };
+            (len, run_rows, run_end) = (len + 1, (a, n), b0);
+            continue;
+        }
         let groups = tokens.div_ceil(16);
         let mut alpha = [0.0f32; MAX_ROWS];
         let then = after(b0).unwrap_or(k_pages);
@@ -484,6 +522,7 @@ unsafe fn blocks(inp: &Inputs<'_>, k: &BlockKernels, w: &Work, segment: usize, a
             k_pages = next;
         }
     }
+    finish(&run[..len], run_rows, run_end, own);
 }
 
 /// Keys of the token `t` tokens after the first one that the item reads. The item must see some token.

@@ -99,6 +99,62 @@ pub(crate) struct Pv {
     pub alpha: *const f32,
 }
 
+/// Arguments of `run`: consecutive blocks of one KV head, in each of which every row sees some token.
+pub(crate) struct Run<'a> {
+    /// As in [`Qk`].
+    pub q: *const u8,
+    pub rows: usize,
+    pub head_dim: usize,
+    /// As in [`Softcap`].
+    pub softcap: Option<f32>,
+    /// At least one.
+    pub blocks: &'a [RunBlock],
+    /// Keys of the next block, which will probably be read after these.
+    pub next: Option<[*const u8; PAGES]>,
+    /// Room for two blocks of [`MAX_ROWS`] x [`S_STRIDE`] f32.
+    pub s: *mut f32,
+    /// Room for two blocks of [`MAX_ROWS`] x [`S_STRIDE`] bf16.
+    pub p: *mut u8,
+    /// As in [`Softmax`].
+    pub m: *mut f32,
+    pub sum: *mut [f32; 16],
+    /// As in [`Pv`].
+    pub o: *mut f32,
+}
+
+/// A block of a [`Run`].
+#[derive(Clone, Copy)]
+pub(crate) struct RunBlock {
+    /// Per page: `[2][head_dim/2][16][2]` of K and `[16][head_dim][2]` of V; valid also where no token is stored.
+    pub k: [*const u8; PAGES],
+    pub v: [*const u8; PAGES],
+    /// As in [`Pv`].
+    pub tokens: usize,
+    /// As in [`Softmax`].
+    pub visible: [(u32, u32); MAX_ROWS],
+    /// Whether the block is whole and all rows see all of it.
+    pub whole: bool,
+}
+
+impl RunBlock {
+    pub(crate) const NONE: RunBlock = RunBlock {
+        k: [std::ptr::null(); PAGES],
+        v: [std::ptr::null(); PAGES],
+        tokens: 0,
+        visible: [(0, 0); MAX_ROWS],
+        whole: false,
+    };
+
+    /// Pages with stored tokens.
+    #[inline(always)]
+    pub(crate) fn pages(&self) -> usize {
+        self.tokens.div_ceil(PAGE_TOKENS)
+    }
+}
+
+/// Most blocks of a [`Run`]: those of a segment.
+pub(crate) const RUN_BLOCKS: usize = super::SEGMENT / BLOCK;
+
 /// Adds a partial (m, s, o) to an accumulated one.
 pub(crate) type MergeFn = unsafe fn(acc: (&mut f32, &mut f32, &mut [f32]), part: (f32, f32, &[f32]));
 
@@ -119,6 +175,9 @@ pub(crate) struct BlockKernels {
     pub softcap: unsafe fn(&Softcap),
     pub softmax: unsafe fn(&Softmax),
     pub pv: unsafe fn(&Pv),
+    /// Processes several blocks of many rows at once, with the same bits as `qk`, `softcap`, `softmax` and `pv` one
+    /// after the other; then the least number of rows, and the number of dims that heads must be a multiple of.
+    pub run: Option<(unsafe fn(&Run<'_>), usize, usize)>,
     /// Merges a partial result into the accumulator's (m, s, o); see [`super::partial`].
     pub merge: MergeFn,
 }

@@ -45,6 +45,8 @@ mod tiers;
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx_run;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
 #[cfg(target_arch = "x86_64")]

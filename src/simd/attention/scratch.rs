@@ -31,10 +31,10 @@ pub(super) struct Scratch {
     row_blocks: usize,
 }
 
-/// Lines of one worker: q and the accumulated O (head_dim each) of every row of an item; of one row block O, S and P of a
-/// block, and 16 lanes of sums per row.
+/// Lines of one worker: q and the accumulated O (head_dim each) of every row of an item; of one row block O, S of two blocks, P of one in
+/// f32 or two in bf16, and 16 lanes of sums per row.
 const fn worker_lines(head_dim: usize, row_blocks: usize) -> usize {
-    MAX_ROWS * (2 * head_dim * row_blocks + head_dim + 2 * S_STRIDE + 16) / 16
+    MAX_ROWS * (2 * head_dim * row_blocks + head_dim + 3 * S_STRIDE + 16) / 16
 }
 
 impl Scratch {
@@ -103,7 +103,7 @@ impl Shared<'_> {
             let acc = q.add(MAX_ROWS * hd * blocks);
             let o = acc.add(MAX_ROWS * hd * blocks);
             let s = o.add(MAX_ROWS * hd);
-            let p = s.add(MAX_ROWS * S_STRIDE);
+            let p = s.add(2 * MAX_ROWS * S_STRIDE);
             let sum = p.add(MAX_ROWS * S_STRIDE).cast::<[f32; 16]>();
             Own {
                 all_q: q,

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::cache::{KvGeometry, KvType, PAGE_TOKENS, PagePool, SeqRows};
+use crate::simd::Caps;
 use crate::simd::attention::AttnShape;
 use crate::simd::attention::kernels::BlockKernels;
 
@@ -188,5 +189,92 @@ fn row_blocks_together_have_the_bits_of_rows_alone() {
                 Ok(())
             },
         )
+        .unwrap();
+}
+
+/// Softmax that overlaps with the products of other blocks gives the same bits as one kernel after the other, and
+/// agrees with the reference up to rounding, whatever the slots without a token hold.
+#[cfg(target_os = "linux")]
+#[test]
+fn runs_of_blocks_have_the_bits_of_blocks_one_by_one() {
+    use proptest::prelude::*;
+    use proptest::test_runner::{Config, TestRunner};
+    if !Caps::get().avx512_bf16 {
+        println!("skipped: this CPU lacks AVX-512 BF16");
+        return;
+    }
+    if crate::amx::available().is_err() {
+        crate::amx::emulate::install().unwrap();
+    }
+    let tiles = &crate::simd::attention::amx::KERNELS;
+    let one_by_one: &'static BlockKernels =
+        Box::leak(Box::new(BlockKernels { run: None, name: "one by one", ..*tiles }));
+    let pool = Pool::new(2);
+    let edges = [1usize, 31, 32, 33, 63, 64, 65, 127, 128, 129, 511, 512, 513, 700];
+    let length = prop_oneof![prop::sample::select(edges.to_vec()), 1..=700usize];
+    let window = prop_oneof![
+        2 => Just(None),
+        1 => prop::sample::select(vec![1usize, 17, 64, 100, 513]).prop_map(Some),
+    ];
+    let cases = (
+        length,
+        prop::sample::select(vec![64usize, 96, 128, 256]),
+        (1..=2usize, prop::sample::select(vec![1usize, 2, 3, 4, 5, 7, 8, 17, 32])),
+        (window, prop::sample::select(vec![None, Some(1.0f32), Some(50.0)])),
+        (any::<u64>(), 1..40usize),
+    );
+    let mut runner = TestRunner::new(Config { cases: 40, failure_persistence: None, ..Config::default() });
+    runner
+        .run(&cases, |(len, head_dim, (h_kv, group), (window, softcap), (seed, rows))| {
+            let (width, kv_width) = (h_kv * group * head_dim, h_kv * head_dim);
+            let rows = rows.min(len);
+            let n_pages = len.div_ceil(PAGE_TOKENS);
+            let geometry = KvGeometry { n_layers: 1, n_kv_heads: h_kv, head_dim, dtype: KvType::BF16 };
+            let cache = PagePool::new(geometry, n_pages).unwrap();
+            let kv = cache.layer(0);
+            let pages: Vec<u32> = (0..n_pages).map(|i| ((i + seed as usize % 97) % n_pages) as u32).collect();
+            let x =
+                |i: u64| ((seed ^ i).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / 8_388_608.0 - 1.0;
+            let at = |from: usize, n: usize| (from..from + n).map(|i| x(i as u64)).collect::<Vec<f32>>();
+            // Slots after the last token hold NaN.
+            let nan = vec![f32::NAN; kv_width];
+            for pos in 0..n_pages * PAGE_TOKENS {
+                let (k, v) = if pos < len {
+                    (at(pos * 977, kv_width), at(pos * 31 + 7, kv_width))
+                } else {
+                    (nan.clone(), nan.clone())
+                };
+                // SAFETY: one thread.
+                unsafe { kv.append(&pages, pos, &k, &v) };
+            }
+            let scale = 3.0 / (head_dim as f32).sqrt();
+            let shape =
+                AttnShape { n_heads: h_kv * group, n_kv_heads: h_kv, head_dim, scale, softcap, window };
+            let q = at(5, rows * width);
+            let run = |kernels: Option<&'static BlockKernels>| {
+                let rows = SeqRows { pages: &pages, first_pos: len - rows, n_rows: rows, row0: 0 };
+                let mut out = vec![0.0; q.len()];
+                let mut plan = AttnPlan::new(&shape, &[rows], 2).unwrap();
+                let rows = AttnOut::Whole(RowsMut::new(&mut out, width));
+                plan.execute(
+                    &pool,
+                    Choice { many: kernels, few: None, vector_rows: 0 },
+                    &kv,
+                    Rows::new(&q, width),
+                    rows,
+                );
+                out
+            };
+            let (got, want) = (run(Some(tiles)), run(Some(one_by_one)));
+            let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            prop_assert_eq!(bits(&got), bits(&want));
+            // |v| < 1, and P and q are bf16: as in `every_table_agrees_with_the_reference_and_with_itself`.
+            let most = scale * head_dim as f32;
+            let tolerance = 2.0 * (most + 1.0) / 512.0;
+            for (got, want) in got.iter().zip(&run(None)) {
+                prop_assert!((got - want).abs() <= tolerance, "{} for {}", got, want);
+            }
+            Ok(())
+        })
         .unwrap();
 }
