@@ -14,9 +14,8 @@
 //! bound      memory for decode (rows 1..8): a product takes about `rows` cycles, a KiB from memory 100+; so each tile
 //!            load can prefetch as much of what comes next, a few lines at a time
 //!            the tile unit for prefill (rows 32): 4 products of 16 cycles per 4 tile loads of 8
-//! measured   not measured: no AMX machine at hand. Predicted: prefill 85% of tile peak from L2 within a block
-//!            of 32 x 512 at head_dim 128 (64 cycles of products, 32-43 of loads per step); decode at the
-//!            rate of tile loads, seen equal to DRAM bandwidth on Sapphire Rapids (17 GB/s a thread)
+//! measured   a C program in these layouts, quiet, head_dim 128, a block of 32 x 64: S 211 ns, O 306 (a third of it C through the tiles),
+//!            where products take 135 each; decode 27 to 29 GB/s of 37 with two threads (docs/performance.md, decision 0057)
 //! error      as bf16.rs: steps of 32, even and odd elements apart, f32
 //! refs       Dao 2023 (FlashAttention-2) for the driver; bf16.rs for the blocking
 //! ```
