@@ -258,6 +258,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         if args.logprobs.is_some() {
             result["logprobs"] = results::logprobs(&answer);
         }
+        if running.engine.follows_router() {
+            result["exchanged_experts"] = running.engine.exchanged_experts().into();
+        }
         return output::json(&result);
     }
     output::line("")?;

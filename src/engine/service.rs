@@ -111,6 +111,8 @@ pub struct Status {
     pub busy: Option<[f64; 4]>,
     /// Bytes that have crossed the link: to the device, and to the host ([`Engine::link_bytes`]).
     pub link_bytes: [u64; 2],
+    /// Experts of divided layers that have changed sides ([`Engine::exchanged_experts`]).
+    pub exchanged_experts: u64,
     /// Whether the seconds are of emulated time.
     pub is_emulated: bool,
 }

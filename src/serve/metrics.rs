@@ -203,6 +203,8 @@ fn engine(out: &mut String, status: &Status, places: usize) {
     one(out, "tandem_sequences_finished_total", "Sequences that ended normally.", "counter", status.ended.0);
     one(out, "tandem_sequences_failed_total", "Sequences that failed.", "counter", status.ended.1);
     one(out, "tandem_swaps_total", "Changes of side of sequences.", "counter", status.swapped);
+    let help = "Experts that have come to the device in the place of others.";
+    one(out, "tandem_experts_exchanged_total", help, "counter", status.exchanged_experts);
     let (took, predicted) = status.seconds;
     one(out, "tandem_step_seconds_total", "Seconds that steps took.", "counter", took);
     let help = "Seconds predicted for them; 0 without predictions.";

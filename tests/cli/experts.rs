@@ -139,6 +139,8 @@ fn experts_follow_the_router_unless_they_are_to_stay() {
         let experts = &report["plan"]["experts"];
         let counts = ["device", "host", "cache"].map(|key| experts[key].as_u64().unwrap());
         assert_eq!(counts, [6, 10, cache], "{more:?}: {experts}");
+        // How many is the router's affair (tests/engine/same_bits.rs); what never changes sides has no count.
+        assert_eq!(report["exchanged_experts"].is_u64(), cache > 0, "{more:?}");
     }
     // Whole blocks stay where they are.
     let whole = of("emulated", &["--n-cpu-moe", "1"]);

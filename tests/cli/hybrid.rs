@@ -53,10 +53,24 @@ fn generate(more: &[&str]) -> std::process::Output {
 }
 
 fn bound(m: &LoadedModel) -> f64 {
+    bound_on(m, Isa::best())
+}
+
+/// The same on a tier.
+fn bound_on(m: &LoadedModel, isa: Isa) -> f64 {
     let kv = Half::BF16;
     rounding::cpu(&m.spec, kv, true)
-        + rounding::activations(m, Isa::best())
+        + rounding::activations(m, isa)
         + rounding::accelerator(&m.spec, kv, false)
+}
+
+/// The tier for comparisons of tokens that lead by more than rounding. Tiles round activations to bf16 in fast mode, by which hardly a
+/// token of these models is sure; that tier is held by what runs with `--deterministic`.
+fn exact_tier() -> Isa {
+    if Isa::best() > Isa::Avx512 {
+        println!("skipped: {}: its rounding leaves too few tokens to compare; avx512 runs", Isa::best());
+    }
+    Isa::best().min(Isa::Avx512)
 }
 
 /// In deterministic mode they are the CPU's, and so are their probabilities.
@@ -454,13 +468,14 @@ fn smollm2() -> Option<PathBuf> {
 #[test]
 fn smollm2_on_two_sides_says_what_it_says_on_the_cpu() {
     let Some(path) = smollm2() else { return };
-    let path = path.to_str().unwrap();
+    let (path, isa) = (path.to_str().unwrap(), exact_tier());
     // A text that is repeated leads the rest by much.
     let fox = "The quick brown fox jumps over the lazy dog.";
     let prompt = &format!("{fox} {fox} {fox} The quick brown");
     let said = |flags: &str| {
         let args = ["generate", "-m", path, "--raw", "-n", "12", "--temp", "0", "--json", prompt];
-        parsed(&run(tandem(home().path()).args(args).args(flags.split_whitespace())))
+        let mut command = tandem(home().path());
+        parsed(&run(command.env("TANDEM_ISA", isa.name()).args(args).args(flags.split_whitespace())))
     };
     let cpu = said("--device cpu");
 
@@ -473,11 +488,10 @@ fn smollm2_on_two_sides_says_what_it_says_on_the_cpu() {
         cpu["tokens"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap() as u32).collect();
     let first = tokens.len() - 1;
     tokens.extend(&answer[..answer.len() - 1]);
-    let mut e =
-        models::engine(&m, &Options { logits: tokens.len(), ..Options::new(Isa::best(), tokens.len()) });
+    let mut e = models::engine(&m, &Options { logits: tokens.len(), ..Options::new(isa, tokens.len()) });
     let seq = e.add();
     let logits = e.forward(&[NewTokens { id: seq, tokens: &tokens, wants: Wants::All }]).unwrap();
-    let bound = bound(&m);
+    let bound = bound_on(&m, isa);
     let lead = |row: &[f32]| rounding::lead(row).1 / rounding::lead(row).2;
     let leads: Vec<f64> = logits.chunks_exact(m.spec.vocab).skip(first).map(lead).collect();
     let sure: Vec<bool> =
@@ -519,18 +533,18 @@ fn a_context_of_eight_times_the_devices_pages_gives_the_cpus_tokens() {
     // A seed whose tokens lead by far: nearly all must be equal.
     const LONG: &str = "synth:tiny-llama,dtype=q4_k,seed=10,layers=4,ctx=800";
     let m = load(LONG).unwrap();
-    let vocab = m.spec.vocab;
+    let (vocab, isa) = (m.spec.vocab, exact_tier());
     let prompt = "the quick brown fox jumps over the lazy dog; ".repeat(17);
     let long = |more: &[&str]| {
         let all = ["--json", "--logprobs", &vocab.to_string(), "--ctx", "800", "--chunk", "32", "-n", "24"];
         let args = [&["generate", "-m", LONG, &prompt], &all[..], more].concat();
-        parsed(&run(tandem(home().path()).args(args)))
+        parsed(&run(tandem(home().path()).env("TANDEM_ISA", isa.name()).args(args)))
     };
     let cpu = long(&["--device", "cpu"]);
     let mut sure = 0;
     for (far, flag) in [(Far::Attend, "attend"), (Far::Stream, "stream")] {
         let accel = device::open(&Kind::Emulated(Emulation::Functions), None).unwrap();
-        let mut options = Options::new(Isa::selected().unwrap(), 800);
+        let mut options = Options::new(isa, 800);
         (options.chunk, options.far) = (32, Some(far));
         let sizes = Sizes::new(&m.spec, &m.weights, &options, &*accel).unwrap();
         let placement = Placement { device_pages: 3, ..Placement::boundary(0, m.spec.n_layers, 0, 0) };
@@ -550,7 +564,7 @@ fn a_context_of_eight_times_the_devices_pages_gives_the_cpus_tokens() {
             let other = if far == Far::Attend { "stream" } else { "attend" };
             let steps = |way: &str| pages["steps"][way].as_u64().unwrap();
             assert!(steps(flag) > 24 && steps(other) == 0, "{pages}");
-            sure += margin::compare(&cpu, &report, vocab, bound(&m));
+            sure += margin::compare(&cpu, &report, vocab, bound_on(&m, isa));
         }
     }
     // Nobody says how: by the predicted time of each step, which is told.
@@ -563,7 +577,7 @@ fn a_context_of_eight_times_the_devices_pages_gives_the_cpus_tokens() {
         Some("time") => assert!(of(&pages["steps"], "stream") > 0.0, "{pages}"),
         far => assert!(far == Some("attend") && of(&pages["steps"], "stream") == 0.0, "{pages}"),
     }
-    sure += margin::compare(&cpu, &report, vocab, bound(&m));
+    sure += margin::compare(&cpu, &report, vocab, bound_on(&m, isa));
     assert!(sure > 80, "{sure} of 120 tokens had to be equal");
 }
 

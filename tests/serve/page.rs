@@ -91,7 +91,7 @@ fn the_status_tells_what_was_done() {
         (&engine["tokens"], &engine["cached"], &engine["finished"]),
         (&json!(24), &json!(96), &json!(2))
     );
-    assert_eq!(engine["strategy"], "gated");
+    assert_eq!((&engine["strategy"], &engine["exchanged_experts"]), (&json!("gated"), &json!(0)));
     let busy = engine["lane_seconds"]["cpu"].as_f64().unwrap();
     assert!(busy > 0.0 && busy <= engine["step_seconds"].as_f64().unwrap() + 1e-3, "{engine}");
     // Pages of ended requests are kept, and no page is counted twice.
@@ -106,6 +106,7 @@ fn the_status_tells_what_was_done() {
         "tandem_prompt_tokens_cached_total 96",
         "tandem_placement_info{placement=\"cpu-only: all on the cpu\"} 1",
         "tandem_lane_busy_seconds_total{lane=\"gpu\"} 0",
+        "tandem_experts_exchanged_total 0",
     ] {
         assert!(metrics.lines().any(|l| l == line), "{line}: {metrics}");
     }

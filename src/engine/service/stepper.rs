@@ -143,6 +143,7 @@ impl Stepper {
         (status.load, status.free_pages, status.kept_pages) = (load, free_pages, kept_pages);
         status.busy = self.requests.engine().busy_seconds();
         status.link_bytes = self.requests.engine().link_bytes();
+        status.exchanged_experts = self.requests.engine().exchanged_experts();
         status.is_emulated = self.requests.engine().emulated_seconds().is_some();
         status.pages = [limits.device_pages, limits.host_pages];
         status.steps += u64::from(*report != StepReport::default());

@@ -73,6 +73,7 @@ fn engine(to: &mut Value, loaded: &Loaded) {
         "finished": status.ended.0,
         "failed": status.ended.1,
         "swaps": status.swapped,
+        "exchanged_experts": status.exchanged_experts,
         "step_seconds": status.seconds.0,
         "predicted_seconds": status.seconds.1,
         "is_emulated": status.is_emulated,
