@@ -76,10 +76,9 @@ fn activations_take_what_the_dry_run_says() {
                 let (took, said) = (MOST.load(Relaxed) - before, e.memory().activations as usize);
                 println!("{name} {isa} {mode:?}, chunk {chunk}: {took} bytes, {said} planned");
                 assert!(took <= said + FIXED, "{name} {isa} {mode:?}: {took} bytes, {said} planned");
-                assert!(
-                    said <= took + took / 8 + FIXED,
-                    "{name} {isa} {mode:?}: {took} bytes, {said} planned"
-                );
+                // Of tiles a plan counts up to a quarter too much.
+                let slack = took / if isa == Isa::Amx { 4 } else { 8 };
+                assert!(said <= took + slack + FIXED, "{name} {isa} {mode:?}: {took} bytes, {said} planned");
             }
         }
     }

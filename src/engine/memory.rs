@@ -142,13 +142,15 @@ fn inputs_bytes(
 ) -> usize {
     let (d, isa, mode) = (spec.d_model, options.isa, options.mode);
     // (Type, columns, rows, whether activations are fine, whether the input has rows of its own): many matrices are alike.
-    let mut products = HashSet::new();
+    let (mut products, mut thread) = (HashSet::new(), 0);
     let mut of_experts = [HashSet::new(), HashSet::new()];
     let of = |m: &MatrixSpec, layer: usize| weights.get(&m.tensor(layer, "weight")).map(|t| t.dtype);
     for layer in 0..spec.n_layers {
         let block = Block::of(spec, layer);
         let mut add = |m: &MatrixSpec, fine: bool, own: bool| {
-            products.extend(of(m, layer).map(|dtype| (dtype, m.cols, rows, fine, own)));
+            let Some(dtype) = of(m, layer) else { return };
+            products.insert((dtype, m.cols, rows, fine, own));
+            thread = thread.max(Linear::thread_bytes(dtype, isa, fine, (rows, m.rows), threads));
         };
         for m in [&block.q, &block.k, &block.v] {
             add(m, true, true);
@@ -178,9 +180,8 @@ fn inputs_bytes(
     }
     let head = if spec.tied_head { "token_embd.weight" } else { "output.weight" };
     products.extend(weights.get(head).map(|t| (t.dtype, d, logits, false, true)));
-    let (mut inputs, mut thread) = (ActsBytes::default(), 0);
+    let mut inputs = ActsBytes::default();
     for (dtype, k, rows, fine, own) in products {
-        thread = thread.max(Linear::thread_bytes(dtype, isa, fine, rows));
         for (m, need) in Linear::needs_up_to(dtype, isa, fine, rows, mode) {
             inputs.add(m, k, need, own);
         }

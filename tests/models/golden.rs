@@ -52,6 +52,8 @@ struct Bounds {
 }
 
 const INT8: Bounds = Bounds { top10: 0.4, nll: 0.005, margin: 0.3 };
+/// Tiles round activations and weights to bf16: other tokens than with int8 are close. (The mean over a text is nearer to the oracle.)
+const TILES: Bounds = Bounds { margin: 0.35, ..INT8 };
 const FLOAT: Bounds = Bounds { top10: 0.15, ..INT8 };
 
 /// Steps of the text: all logits of a step are held at once.
@@ -204,10 +206,14 @@ fn check_gguf(name: &str, path: &Path, o: &Oracle) {
     check_ids(&m, o);
     let mut failures = Vec::new();
     for isa in models::tiers() {
-        let (extent, bounds) = if isa == Isa::Reference { (LITTLE, &FLOAT) } else { (ALL, &INT8) };
+        let (extent, bounds) = match isa {
+            Isa::Reference => (LITTLE, &FLOAT),
+            Isa::Amx => (ALL, &TILES),
+            _ => (ALL, &INT8),
+        };
         failures.extend(compare(name, &m, o, bounds, isa, Mode::Fast, extent));
         if isa == Isa::best() {
-            failures.extend(compare(name, &m, o, bounds, isa, Mode::Deterministic, extent));
+            failures.extend(compare(name, &m, o, &INT8, isa, Mode::Deterministic, extent));
         }
     }
     assert!(failures.is_empty(), "\n{}", failures.join("\n"));

@@ -183,10 +183,12 @@ impl Linear {
         kernels.iter().enumerate().map(|(i, (_, kernel))| (last(i), kernel.need(fine))).collect()
     }
 
-    /// Bytes of a thread's working memory when it multiplies `m` rows by weights of `dtype`.
-    pub fn thread_bytes(dtype: DType, isa: Isa, fine: bool, m: usize) -> usize {
-        // The products of a fine plane, for the columns of a chunk.
-        let chunk = if isa == Isa::Amx { AMX_CHUNK_GROUPS } else { CHUNK_GROUPS };
+    /// Bytes of a thread's working memory when it multiplies `m` rows by a weight of `n` rows of `dtype`, one of `threads`.
+    pub fn thread_bytes(dtype: DType, isa: Isa, fine: bool, (m, n): (usize, usize), threads: usize) -> usize {
+        // The products of a fine plane, for the columns of a chunk: a thread's share at most, but for those that are multiplied
+        // together.
+        let most = if isa == Isa::Amx { AMX_CHUNK_GROUPS } else { CHUNK_GROUPS };
+        let chunk = most.min((n.div_ceil(GROUP) / threads.max(1)).max(CHUNK_GROUPS));
         let apart = fine && (Linear::wants_packing(dtype, isa) || isa == Isa::Amx);
         if apart { size_of::<f32>() * m * chunk * GROUP } else { 0 }
     }
