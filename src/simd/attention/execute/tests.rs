@@ -1,5 +1,7 @@
 //! Tables of kernels against the reference, and ways of computing a row against each other.
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::cache::{KvGeometry, KvType, PAGE_TOKENS, PagePool, SeqRows};
 use crate::simd::Caps;
@@ -107,18 +109,46 @@ fn few_rows_by_vectors_are_those_of_the_tier_below() {
     }
 }
 
-/// Rows of a prompt that are attended by several row blocks at a time, or by parts of them that are merged, have the bits that each
-/// has alone, in every table, and agree with the reference up to rounding, whatever the slots without a token hold.
-#[test]
-fn row_blocks_together_have_the_bits_of_rows_alone() {
-    use proptest::prelude::*;
-    use proptest::test_runner::{Config, TestRunner};
+/// `n` values from -1 to 1 by a seed, from the `from`-th on.
+fn values(seed: u64, from: usize, n: usize) -> Vec<f32> {
+    let x = |i: u64| ((seed ^ i).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / 8_388_608.0 - 1.0;
+    (from..from + n).map(|i| x(i as u64)).collect()
+}
+
+/// Keys and values of `len` tokens of a layer, and the pages that they lie in. Slots after the last token hold NaN.
+fn stored(len: usize, n_kv_heads: usize, head_dim: usize, dtype: KvType, seed: u64) -> (PagePool, Vec<u32>) {
+    let (n_pages, width) = (len.div_ceil(PAGE_TOKENS), n_kv_heads * head_dim);
+    let cache = PagePool::new(KvGeometry { n_layers: 1, n_kv_heads, head_dim, dtype }, n_pages).unwrap();
+    let pages: Vec<u32> = (0..n_pages).map(|i| ((i + seed as usize % 97) % n_pages) as u32).collect();
+    let nan = vec![f32::NAN; width];
+    for pos in 0..n_pages * PAGE_TOKENS {
+        let (k, v) = if pos < len {
+            (values(seed, pos * 977, width), values(seed, pos * 31 + 7, width))
+        } else {
+            (nan.clone(), nan.clone())
+        };
+        // SAFETY: one thread.
+        unsafe { cache.layer(0).append(&pages, pos, &k, &v) };
+    }
+    (cache, pages)
+}
+
+/// Lengths around pages, blocks and segments, and windows.
+fn lengths_and_windows() -> (impl Strategy<Value = usize>, impl Strategy<Value = Option<usize>>) {
     let edges = [1usize, 31, 32, 33, 63, 64, 65, 127, 128, 129, 511, 512, 513, 700];
-    let length = prop_oneof![prop::sample::select(edges.to_vec()), 1..=700usize];
     let window = prop_oneof![
         2 => Just(None),
         1 => prop::sample::select(vec![1usize, 17, 64, 100, 513]).prop_map(Some),
     ];
+    (prop_oneof![prop::sample::select(edges.to_vec()), 1..=700usize], window)
+}
+
+/// Rows of a prompt that are attended by several row blocks at a time, or by parts of them that are merged, have the bits that each
+/// has alone, in every table, and agree with the reference up to rounding, whatever the slots without a token hold.
+#[test]
+fn row_blocks_together_have_the_bits_of_rows_alone() {
+    use proptest::test_runner::{Config, TestRunner};
+    let (length, window) = lengths_and_windows();
     let cases = (
         length,
         prop::sample::select(vec![32usize, 80, 128]),
@@ -132,33 +162,13 @@ fn row_blocks_together_have_the_bits_of_rows_alone() {
         .run(
             &cases,
             |(len, head_dim, (h_kv, group), (window, softcap, dtype), (seed, rows, threads, by_page))| {
-                let (width, kv_width) = (h_kv * group * head_dim, h_kv * head_dim);
-                let rows = rows.min(len);
-                let n_pages = len.div_ceil(PAGE_TOKENS);
-                let geometry = KvGeometry { n_layers: 1, n_kv_heads: h_kv, head_dim, dtype };
-                let cache = PagePool::new(geometry, n_pages).unwrap();
+                let (rows, width) = (rows.min(len), h_kv * group * head_dim);
+                let (cache, pages) = stored(len, h_kv, head_dim, dtype, seed);
                 let kv = cache.layer(0);
-                let pages: Vec<u32> =
-                    (0..n_pages).map(|i| ((i + seed as usize % 97) % n_pages) as u32).collect();
-                let x = |i: u64| {
-                    ((seed ^ i).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / 8_388_608.0 - 1.0
-                };
-                let at = |from: usize, n: usize| (from..from + n).map(|i| x(i as u64)).collect::<Vec<f32>>();
-                // Slots after the last token hold NaN.
-                let nan = vec![f32::NAN; kv_width];
-                for pos in 0..n_pages * PAGE_TOKENS {
-                    let (k, v) = if pos < len {
-                        (at(pos * 977, kv_width), at(pos * 31 + 7, kv_width))
-                    } else {
-                        (nan.clone(), nan.clone())
-                    };
-                    // SAFETY: one thread.
-                    unsafe { kv.append(&pages, pos, &k, &v) };
-                }
                 let scale = 3.0 / (head_dim as f32).sqrt();
                 let shape =
                     AttnShape { n_heads: h_kv * group, n_kv_heads: h_kv, head_dim, scale, softcap, window };
-                let q = at(5, rows * width);
+                let q = values(seed, 5, rows * width);
                 let run = |kernels: Option<&'static BlockKernels>, seqs: &[SeqRows<'_>], threads: usize| {
                     let mut out = vec![0.0; q.len()];
                     let mut plan = AttnPlan::new(&shape, &[], threads).unwrap();
@@ -197,7 +207,6 @@ fn row_blocks_together_have_the_bits_of_rows_alone() {
 #[cfg(target_os = "linux")]
 #[test]
 fn runs_of_blocks_have_the_bits_of_blocks_one_by_one() {
-    use proptest::prelude::*;
     use proptest::test_runner::{Config, TestRunner};
     if !Caps::get().avx512_bf16 {
         println!("skipped: this CPU lacks AVX-512 BF16");
@@ -210,12 +219,7 @@ fn runs_of_blocks_have_the_bits_of_blocks_one_by_one() {
     let one_by_one: &'static BlockKernels =
         Box::leak(Box::new(BlockKernels { run: None, name: "one by one", ..*tiles }));
     let pool = Pool::new(2);
-    let edges = [1usize, 31, 32, 33, 63, 64, 65, 127, 128, 129, 511, 512, 513, 700];
-    let length = prop_oneof![prop::sample::select(edges.to_vec()), 1..=700usize];
-    let window = prop_oneof![
-        2 => Just(None),
-        1 => prop::sample::select(vec![1usize, 17, 64, 100, 513]).prop_map(Some),
-    ];
+    let (length, window) = lengths_and_windows();
     let cases = (
         length,
         prop::sample::select(vec![64usize, 96, 128, 256]),
@@ -226,31 +230,13 @@ fn runs_of_blocks_have_the_bits_of_blocks_one_by_one() {
     let mut runner = TestRunner::new(Config { cases: 40, failure_persistence: None, ..Config::default() });
     runner
         .run(&cases, |(len, head_dim, (h_kv, group), (window, softcap), (seed, rows))| {
-            let (width, kv_width) = (h_kv * group * head_dim, h_kv * head_dim);
-            let rows = rows.min(len);
-            let n_pages = len.div_ceil(PAGE_TOKENS);
-            let geometry = KvGeometry { n_layers: 1, n_kv_heads: h_kv, head_dim, dtype: KvType::BF16 };
-            let cache = PagePool::new(geometry, n_pages).unwrap();
+            let (rows, width) = (rows.min(len), h_kv * group * head_dim);
+            let (cache, pages) = stored(len, h_kv, head_dim, KvType::BF16, seed);
             let kv = cache.layer(0);
-            let pages: Vec<u32> = (0..n_pages).map(|i| ((i + seed as usize % 97) % n_pages) as u32).collect();
-            let x =
-                |i: u64| ((seed ^ i).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / 8_388_608.0 - 1.0;
-            let at = |from: usize, n: usize| (from..from + n).map(|i| x(i as u64)).collect::<Vec<f32>>();
-            // Slots after the last token hold NaN.
-            let nan = vec![f32::NAN; kv_width];
-            for pos in 0..n_pages * PAGE_TOKENS {
-                let (k, v) = if pos < len {
-                    (at(pos * 977, kv_width), at(pos * 31 + 7, kv_width))
-                } else {
-                    (nan.clone(), nan.clone())
-                };
-                // SAFETY: one thread.
-                unsafe { kv.append(&pages, pos, &k, &v) };
-            }
             let scale = 3.0 / (head_dim as f32).sqrt();
             let shape =
                 AttnShape { n_heads: h_kv * group, n_kv_heads: h_kv, head_dim, scale, softcap, window };
-            let q = at(5, rows * width);
+            let q = values(seed, 5, rows * width);
             let run = |kernels: Option<&'static BlockKernels>| {
                 let rows = SeqRows { pages: &pages, first_pos: len - rows, n_rows: rows, row0: 0 };
                 let mut out = vec![0.0; q.len()];
