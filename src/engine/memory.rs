@@ -150,7 +150,8 @@ fn inputs_bytes(
         let mut add = |m: &MatrixSpec, fine: bool, own: bool| {
             let Some(dtype) = of(m, layer) else { return };
             products.insert((dtype, m.cols, rows, fine, own));
-            thread = thread.max(Linear::thread_bytes(dtype, isa, fine, (rows, m.rows), threads));
+            let (shape, how) = ((m.rows, m.cols), (threads, mode));
+            thread = thread.max(Linear::thread_bytes(dtype, isa, fine, rows, shape, how));
         };
         for m in [&block.q, &block.k, &block.v] {
             add(m, true, true);

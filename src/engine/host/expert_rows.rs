@@ -113,11 +113,13 @@ impl Sorted {
         }
     }
 
-    /// Most rows of inputs of `rows` rows.
-    fn most_inputs(rows: usize, experts: &Experts, isa: Isa) -> usize {
-        let (places, align) = (rows * experts.used, Linear::most_part_alignment(isa));
-        // So many rows may lie behind each part: its own, or in front of the next.
-        (places + (align - 1) * experts.count.min(places)).next_multiple_of(align)
+    /// Most rows of inputs of so many choices of `count` experts, where `aligned` says from how many rows on those of an expert begin at a
+    /// multiple of what.
+    fn most_inputs(places: usize, count: usize, aligned: Option<(usize, usize)>) -> usize {
+        let Some((from, align)) = aligned else { return places };
+        // Rows are left free behind an expert whose inputs are aligned, and in front of it.
+        let gaps = (2 * (places / from)).min(count.min(places));
+        (places + (align - 1) * gaps).next_multiple_of(align)
     }
 }
 
@@ -180,7 +182,12 @@ impl ExpertRows {
     /// Bytes of the inputs of up to `rows` rows, multiplied by matrices of these types: [d, I] and [I, d].
     pub fn inputs_bytes(spec: &ModelSpec, rows: usize, types: [&[DType]; 2], isa: Isa, mode: Mode) -> usize {
         let Some(e) = &spec.experts else { return 0 };
-        let inputs = Sorted::most_inputs(rows, e, isa);
+        let of_type = |&dtype: &DType| Linear::parts_aligned_from(dtype, isa, rows, mode);
+        let inputs = Sorted::most_inputs(
+            rows * e.used,
+            e.count,
+            types.into_iter().flatten().filter_map(of_type).min(),
+        );
         let mut bytes = ActsBytes::default();
         for (types, k) in types.into_iter().zip([spec.d_model, e.d_ff]) {
             bytes.add(inputs, k, Need::default(), true);
@@ -240,7 +247,7 @@ mod tests {
                 prop_assert!(s.rows[part.place..part.place + part.len].is_sorted());
             }
             prop_assert!(s.parts.windows(2).all(|p| p[0].expert < p[1].expert && p[0].inputs().end <= p[1].input));
-            prop_assert!(s.inputs <= ids.len() + 15 * s.parts.len());
+            prop_assert!(s.inputs <= Sorted::most_inputs(ids.len(), 9, Some((from, 16))));
         }
     }
 }

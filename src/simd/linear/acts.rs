@@ -40,6 +40,19 @@ impl Need {
     }
 }
 
+/// Which rows are read in which forms: ranges of rows in their order, each with its forms; `None` means that all rows have all forms.
+#[derive(Clone, Copy)]
+struct Readers<'a>(Option<&'a [(Range<usize>, Need)]>);
+
+impl Readers<'_> {
+    /// Whether a form of some of `rows` is read.
+    fn any(self, rows: Range<usize>, form: fn(&Need) -> bool) -> bool {
+        let Some(parts) = self.0 else { return true };
+        let from = parts.partition_point(|(of, _)| of.end <= rows.start);
+        parts[from..].iter().take_while(|(of, _)| of.start < rows.end).any(|(_, need)| form(need))
+    }
+}
+
 /// The forms of `M` rows of `K` activations that kernels read in addition to the f32 rows.
 ///
 /// int8 ([`crate::reference::quantise`]): codes of rows padded with zeros to a multiple of 64 elements, scales, and sums that
@@ -217,7 +230,29 @@ impl Acts {
 
     /// The rows with the forms in `need`, made by `kernels`, the tier of the weights that read them.
     pub(super) fn input(&mut self, pool: &Pool, kernels: &Kernels, need: Need) -> Input<'_> {
-        self.forms.prepare(pool, kernels, &self.f32[..self.forms.m * self.forms.k], need);
+        let x = &self.f32[..self.forms.m * self.forms.k];
+        self.forms.prepare(pool, kernels, x, need, Readers(None));
+        Input::new(self.f32(), &self.forms)
+    }
+
+    /// Drops prepared forms.
+    pub(super) fn forget_forms(&mut self) {
+        self.forms.have = Need::default();
+    }
+
+    /// The rows, each with the forms in which `readers` read it: these are ranges of rows, in their order. Forms that existed are made
+    /// again, and the new ones are to be [forgotten](Acts::forget_forms) after use.
+    pub(super) fn input_for(
+        &mut self,
+        pool: &Pool,
+        kernels: &Kernels,
+        readers: &[(Range<usize>, Need)],
+    ) -> Input<'_> {
+        debug_assert!(readers.windows(2).all(|r| r[0].0.end <= r[1].0.start), "ranges in their order");
+        self.forget_forms();
+        let need = readers.iter().fold(Need::default(), |all, (_, need)| all.or(*need));
+        let x = &self.f32[..self.forms.m * self.forms.k];
+        self.forms.prepare(pool, kernels, x, need, Readers(Some(readers)));
         Input::new(self.f32(), &self.forms)
     }
 
@@ -232,7 +267,7 @@ impl Acts {
         need: Need,
     ) -> Input<'a> {
         self.forms.reset(rows.len() / k, k);
-        self.forms.prepare(pool, kernels, rows, need);
+        self.forms.prepare(pool, kernels, rows, need, Readers(None));
         Input::new(rows, &self.forms)
     }
 }
@@ -309,17 +344,18 @@ impl Forms {
         self.m.next_multiple_of(16) * self.k.next_multiple_of(64)
     }
 
-    /// Makes those forms in `need` of `x`, `[M][K]`, that do not exist yet, with the kernels of a tier.
-    fn prepare(&mut self, pool: &Pool, kernels: &Kernels, x: &[f32], need: Need) {
+    /// Makes those forms in `need` of `x`, `[M][K]`, that do not exist yet, of the rows that are read in them, with the kernels of a
+    /// tier.
+    fn prepare(&mut self, pool: &Pool, kernels: &Kernels, x: &[f32], need: Need, readers: Readers<'_>) {
         if (need.int8 && !self.have.int8) || (need.fine && !self.have.fine) {
-            self.quantise(pool, kernels, x, need.fine);
+            self.quantise(pool, kernels, x, need.fine, readers);
         }
         if need.bf16 && !self.have.bf16 {
-            self.round(pool, kernels, x);
+            self.round(pool, kernels, x, readers);
         }
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         if (need.tiles && !self.have.tiles) || (need.fine_tiles && !self.have.fine_tiles) {
-            self.tile(pool, x, need.fine_tiles);
+            self.tile(pool, x, need.fine_tiles, readers);
         }
     }
 
@@ -328,7 +364,7 @@ impl Forms {
         self.m * self.k >= 16 * 1024
     }
 
-    fn quantise(&mut self, pool: &Pool, kernels: &Kernels, x: &[f32], fine: bool) {
+    fn quantise(&mut self, pool: &Pool, kernels: &Kernels, x: &[f32], fine: bool, readers: Readers<'_>) {
         let (m, k, kp, parallel) = (self.m, self.k, self.k_padded(), self.parallel());
         let rows = (1 + usize::from(fine)) * m;
         grow(&mut self.q, rows * kp);
@@ -353,24 +389,28 @@ impl Forms {
             });
         } else {
             pool.rows(parallel, ROWS_PER_CHUNK, plane, |r, row| {
-                kernels.quantise_row(x(r), int8_row(row), None);
+                if readers.any(r..r + 1, |need| need.int8) {
+                    kernels.quantise_row(x(r), int8_row(row), None);
+                }
             });
         }
         (self.have.int8, self.have.fine) = (true, fine);
     }
 
-    fn round(&mut self, pool: &Pool, kernels: &Kernels, x: &[f32]) {
+    fn round(&mut self, pool: &Pool, kernels: &Kernels, x: &[f32], readers: Readers<'_>) {
         let (m, k, kp, parallel) = (self.m, self.k, self.bf16_stride(), self.parallel());
         grow(&mut self.bf16, m * kp);
         pool.rows(parallel, ROWS_PER_CHUNK, Pieces::new(&mut self.bf16[..m * kp], kp), |r, out| {
-            kernels.f32_to_bf16(&x[r * k..(r + 1) * k], &mut out[..k]);
-            out[k..].fill(0);
+            if readers.any(r..r + 1, |need| need.bf16) {
+                kernels.f32_to_bf16(&x[r * k..(r + 1) * k], &mut out[..k]);
+                out[k..].fill(0);
+            }
         });
         self.have.bf16 = true;
     }
 
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    fn tile(&mut self, pool: &Pool, x: &[f32], fine: bool) {
+    fn tile(&mut self, pool: &Pool, x: &[f32], fine: bool, readers: Readers<'_>) {
         let (m, k, kp, parallel) = (self.m, self.k, self.k_padded(), self.parallel());
         let (blocks, each) = (m.div_ceil(16), 16 * kp);
         let all = (1 + usize::from(fine)) * blocks;
@@ -388,7 +428,9 @@ impl Forms {
         } else {
             pool.rows(parallel, 1, first, |b, out| {
                 let (rows, x) = block(b);
-                crate::amx::pack::pack_a_block(x, rows, k, k, out);
+                if readers.any(16 * b..16 * b + rows, |need| need.tiles) {
+                    crate::amx::pack::pack_a_block(x, rows, k, k, out);
+                }
             });
         }
         (self.have.tiles, self.have.fine_tiles) = (true, fine);

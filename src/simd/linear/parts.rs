@@ -55,18 +55,26 @@ pub fn linear_parts(
     combine: &(dyn Fn(&mut [f32], &[f32]) + Sync),
 ) {
     let Some(isa) = parts.first().map(|p| p.w.isa()) else { return };
-    let mut need = Need::default();
+    let mut readers = Vec::with_capacity(parts.len());
     for p in parts.iter() {
+        let mut need = Need::default();
         for w in std::iter::once(p.w).chain(p.second.iter().map(|(w, _)| *w)) {
             assert!(w.isa() == isa && !w.is_fine(), "weights of one tier, with plain activations");
             assert!((w.n(), w.k()) == (p.w.n(), x.k()), "weight [{}, {}], {} columns", w.n(), w.k(), x.k());
             need = need.or(w.need(p.rows.len(), mode));
             assert!(p.rows.start.is_multiple_of(w.part_alignment(p.rows.len(), mode)), "rows {:?}", p.rows);
         }
+        readers.push((p.rows.clone(), need));
         let len = p.rows.len() * p.w.n();
         assert!(p.out.len() == len && p.second.as_ref().is_none_or(|(_, up)| up.len() == len), "outputs");
     }
-    let x = x.input(pool, Kernels::for_isa(isa), need);
+    // An expert of few rows reads another form of them than one of many, so most rows are read in one form.
+    let (readers, kernels) = (apart(readers), Kernels::for_isa(isa));
+    let of_all = readers.iter().find(|(rows, _)| *rows == (0..x.m())).map(|(_, need)| *need);
+    let input = match of_all {
+        Some(need) => x.input(pool, kernels, need),
+        None => x.input_for(pool, kernels, &readers),
+    };
     // Parts run beside each other, so that fewer and longer chunks of each occupy all threads.
     let threads = pool.threads().div_ceil(parts.len());
     let mut chunks = 0;
@@ -81,7 +89,7 @@ pub fn linear_parts(
             let job = Job {
                 w: (p.w, kernel),
                 second,
-                x: x.rows(p.rows.clone()),
+                x: input.rows(p.rows.clone()),
                 out: p.out.as_mut_ptr(),
                 first_chunk: chunks,
                 per_chunk,
@@ -115,4 +123,20 @@ pub fn linear_parts(
             combine(a, b);
         }
     });
+    if of_all.is_none() {
+        x.forget_forms();
+    }
+}
+
+/// Ranges of rows that do not overlap, in their order: those that did become one, with the forms of all.
+fn apart(mut readers: Vec<(Range<usize>, Need)>) -> Vec<(Range<usize>, Need)> {
+    readers.sort_by_key(|(rows, _)| rows.start);
+    readers.dedup_by(|(rows, need), (before, all)| {
+        let joined = rows.start < before.end || rows == before;
+        if joined {
+            (before.end, *all) = (before.end.max(rows.end), all.or(*need));
+        }
+        joined
+    });
+    readers
 }

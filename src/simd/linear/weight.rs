@@ -1,7 +1,7 @@
 //! A weight in the form that its kernels read.
 
 use super::acts::{Need, TILE_ROWS};
-use super::kernel::{AMX_CHUNK_GROUPS, Ask, CHUNK_GROUPS, GROUP, LinearKernel, Shape};
+use super::kernel::{Ask, GROUP, LinearKernel, Shape};
 use super::mode::Mode;
 use super::packed::Packed;
 use super::table::{self, choose};
@@ -183,14 +183,28 @@ impl Linear {
         kernels.iter().enumerate().map(|(i, (_, kernel))| (last(i), kernel.need(fine))).collect()
     }
 
-    /// Bytes of a thread's working memory when it multiplies `m` rows by a weight of `n` rows of `dtype`, one of `threads`.
-    pub fn thread_bytes(dtype: DType, isa: Isa, fine: bool, (m, n): (usize, usize), threads: usize) -> usize {
-        // The products of a fine plane, for the columns of a chunk: a thread's share at most, but for those that are multiplied
-        // together.
-        let most = if isa == Isa::Amx { AMX_CHUNK_GROUPS } else { CHUNK_GROUPS };
-        let chunk = most.min((n.div_ceil(GROUP) / threads.max(1)).max(CHUNK_GROUPS));
-        let apart = fine && (Linear::wants_packing(dtype, isa) || isa == Isa::Amx);
-        if apart { size_of::<f32>() * m * chunk * GROUP } else { 0 }
+    /// Most bytes of a thread's working memory when it multiplies 1 to `m` rows by a weight `[n][k]` of `dtype`, one of `threads`:
+    /// the products of a fine plane, for the columns of a chunk. `fine`: [`Linear::with_fine_activations`].
+    pub fn thread_bytes(
+        dtype: DType,
+        isa: Isa,
+        fine: bool,
+        m: usize,
+        (n, k): (usize, usize),
+        (threads, mode): (usize, Mode),
+    ) -> usize {
+        let tuning = &Tuning::current().linear(dtype);
+        let bytes = n * dtype.row_bytes(k).unwrap_or(0);
+        let products = |kernel: &LinearKernel, m: usize| {
+            let shape = Shape { n, k, bytes, m, fine, threads: threads.max(1), tuning };
+            m * (kernel.chunk)(&shape).min(shape.groups()) * GROUP
+        };
+        let kernels = Linear::kernels_up_to(dtype, isa, fine, m, mode);
+        let last = |i: usize| kernels.get(i + 1).map_or(m, |(from, _)| from - 1);
+        let apart = kernels.iter().enumerate().filter(|(_, (_, kernel))| kernel.planes(fine) > 1);
+        let most =
+            apart.flat_map(|(i, &(from, kernel))| [products(kernel, from), products(kernel, last(i))]).max();
+        size_of::<f32>() * most.unwrap_or(0)
     }
 
     /// Where a part of `m` rows of activations must begin that this multiplies ([`linear_parts`]): at a multiple of this. Tiles begin at
@@ -202,9 +216,12 @@ impl Linear {
         if need.tiles || need.fine_tiles { TILE_ROWS } else { 1 }
     }
 
-    /// The most that [`Linear::part_alignment`] says of any weight.
-    pub fn most_part_alignment(isa: Isa) -> usize {
-        if isa == Isa::Amx { TILE_ROWS } else { 1 }
+    /// From how many rows on, up to `m`, [`Linear::part_alignment`] of a weight that is not loaded yet may be more than 1, and what it is
+    /// then; `None` if never.
+    pub fn parts_aligned_from(dtype: DType, isa: Isa, m: usize, mode: Mode) -> Option<(usize, usize)> {
+        let kernels = Linear::kernels_up_to(dtype, isa, false, m, mode);
+        let (from, _) = kernels.into_iter().find(|(_, kernel)| kernel.need(false).tiles)?;
+        Some((from, TILE_ROWS))
     }
 
     /// Groups of 16 rows that a thread takes at a time.
