@@ -112,6 +112,20 @@ proptest! {
                     let same = out.0.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits());
                     prop_assert!(same, "{} {:?} {:?}, part {} of {:?} rows", isa, mode, dtypes, i, rows);
                 }
+                // What parts left in `acts` of forms of some rows is no form of all of them.
+                let m = acts.f32().len() / k;
+                for (w, _) in weights.iter().filter(|_| m > 0) {
+                    let whole = |acts: &mut Acts| {
+                        let mut out = vec![f32::NAN; m * n];
+                        linear(&pool, mode, acts, &mut [Out { w, out: &mut out, ldo: n }]);
+                        out
+                    };
+                    let mut fresh = Acts::default();
+                    fresh.reset(m, k).copy_from_slice(acts.f32());
+                    let (got, want) = (whole(&mut acts), whole(&mut fresh));
+                    let same = got.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits());
+                    prop_assert!(same, "{} {:?} {:?}, all of {:?} rows", isa, mode, dtypes, rows);
+                }
             }
         }
     }

@@ -175,12 +175,24 @@ impl Linear {
         found
     }
 
+    /// [`Linear::kernels_up_to`], each with the numbers of rows, the least and the most, that it serves.
+    fn served_up_to(
+        dtype: DType,
+        isa: Isa,
+        fine: bool,
+        m: usize,
+        mode: Mode,
+    ) -> impl Iterator<Item = ([usize; 2], &'static LinearKernel)> {
+        let kernels = Linear::kernels_up_to(dtype, isa, fine, m, mode);
+        let next: Vec<usize> = kernels.iter().skip(1).map(|&(from, _)| from).chain([m + 1]).collect();
+        kernels.into_iter().zip(next).map(|((from, kernel), next)| ([from, next - 1], kernel))
+    }
+
     /// [`Linear::need`] of a weight that is not loaded yet: the most rows of each form, over all numbers of rows up to
     /// `m`. `fine`: [`Linear::with_fine_activations`].
     pub fn needs_up_to(dtype: DType, isa: Isa, fine: bool, m: usize, mode: Mode) -> Vec<(usize, Need)> {
-        let kernels = Linear::kernels_up_to(dtype, isa, fine, m, mode);
-        let last = |i: usize| kernels.get(i + 1).map_or(m, |(from, _)| from - 1);
-        kernels.iter().enumerate().map(|(i, (_, kernel))| (last(i), kernel.need(fine))).collect()
+        let served = Linear::served_up_to(dtype, isa, fine, m, mode);
+        served.map(|([_, last], kernel)| (last, kernel.need(fine))).collect()
     }
 
     /// Most bytes of a thread's working memory when it multiplies 1 to `m` rows by a weight `[n][k]` of `dtype`, one of `threads`:
@@ -199,11 +211,9 @@ impl Linear {
             let shape = Shape { n, k, bytes, m, fine, threads: threads.max(1), tuning };
             m * (kernel.chunk)(&shape).min(shape.groups()) * GROUP
         };
-        let kernels = Linear::kernels_up_to(dtype, isa, fine, m, mode);
-        let last = |i: usize| kernels.get(i + 1).map_or(m, |(from, _)| from - 1);
-        let apart = kernels.iter().enumerate().filter(|(_, (_, kernel))| kernel.planes(fine) > 1);
-        let most =
-            apart.flat_map(|(i, &(from, kernel))| [products(kernel, from), products(kernel, last(i))]).max();
+        let apart =
+            Linear::served_up_to(dtype, isa, fine, m, mode).filter(|(_, kernel)| kernel.planes(fine) > 1);
+        let most = apart.flat_map(|(rows, kernel)| rows.map(|m| products(kernel, m))).max();
         size_of::<f32>() * most.unwrap_or(0)
     }
 
