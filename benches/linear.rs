@@ -3,6 +3,7 @@
 //!   cargo bench --bench linear                    SmolLM2 and Llama shapes
 //!   cargo bench --bench linear -- q4_0 4096       only lines that contain all words
 //!   cargo bench --bench linear -- q4_0 M=1,2,3    only these numbers of tokens
+//!   cargo bench --bench linear -- NxK=128x2048    another shape, alone
 //!   cargo bench --bench linear -- --test          one tiny shape, answers checked, no timing
 //!
 //! Weights are cold: each call takes the next of enough copies to overflow the caches, as in a forward
@@ -19,12 +20,12 @@ use tandem::simd::linear::{Acts, Linear, Mode, Out, linear};
 use tandem::tensor::{Bytes, DType, Tensor};
 
 mod support;
-use support::{Rng, make, median, random, verify};
+use support::{Rng, cold_copies, make, median, random, verify};
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
     let test = args.iter().any(|a| a == "--test");
-    let words: Vec<&String> = args.iter().filter(|a| !a.starts_with("--") && !a.starts_with("M=")).collect();
+    let words: Vec<&String> = args.iter().filter(|a| !a.starts_with("--") && !a.contains('=')).collect();
     let pool = Pool::pinned(None);
     let mut rng = Rng(42);
     let (mut bw, mut peaks) = (1.0, Vec::new());
@@ -41,10 +42,18 @@ fn main() {
             "tier", "dtype", "N x K", "M", "us", "GB/s", "% bw", "GFLOP/s", "of peak"
         );
     }
-    let shapes: &[(usize, usize)] = if test {
-        &[(48, 256)]
-    } else {
-        &[(1536, 576), (576, 1536), (2048, 2048), (8192, 2048), (4096, 4096), (4096, 14336)]
+    let asked: Vec<(usize, usize)> = args
+        .iter()
+        .filter_map(|a| a.strip_prefix("NxK="))
+        .map(|shape| {
+            let (n, k) = shape.split_once('x').expect("NxK= takes a shape, like NxK=128x2048");
+            (n.parse().expect("a number of rows"), k.parse().expect("a number of columns"))
+        })
+        .collect();
+    let shapes: &[(usize, usize)] = match (test, asked.as_slice()) {
+        (true, _) => &[(48, 256)],
+        (_, []) => &[(1536, 576), (576, 1536), (2048, 2048), (8192, 2048), (4096, 4096), (4096, 14336)],
+        (_, asked) => asked,
     };
     let chosen: Vec<usize> = args
         .iter()
@@ -69,7 +78,7 @@ fn main() {
                     continue;
                 }
                 let first = make(&w, isa);
-                let copies = if test { 1 } else { (160usize << 20).div_ceil(first.bytes()).clamp(1, 400) };
+                let copies = if test { 1 } else { cold_copies(first.bytes()) };
                 let lins: Vec<Linear> = (0..copies)
                     .map(|_| {
                         let copy =

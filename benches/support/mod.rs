@@ -1,5 +1,6 @@
 //! What benches of linear kernels share: weights, kernels for them, a check of their answers.
 
+use half::{bf16, f16};
 use tandem::simd::Isa;
 use tandem::simd::linear::{Linear, pack};
 use tandem::tensor::{Bytes, DType, Tensor, set_scales};
@@ -21,18 +22,23 @@ impl Rng {
     }
 }
 
-/// A random weight whose scales are 0.01.
+/// A random weight whose scales are 0.01; floats are in [-0.1, 0.1), as those of models nearly are. (Floats of random bits are subnormal
+/// now and then, for which processors of Intel take a hundred times as long.)
 pub fn random(dtype: DType, n: usize, k: usize, rng: &mut Rng) -> Tensor {
     let len = n * dtype.row_bytes(k).expect("whole blocks");
-    let mut words: Vec<u64> = (0..len.div_ceil(8)).map(|_| rng.next()).collect();
-    // Bytes as scales or floats must be finite: clear exponent bits that make them large.
-    let mask = match dtype {
-        DType::F32 => 0xbf7f_ffff_bf7f_ffff,
-        DType::BF16 => 0xbf7f_bf7f_bf7f_bf7f,
-        DType::F16 => 0xbbff_bbff_bbff_bbff,
-        _ => !0,
+    let mut next = || match dtype {
+        DType::F32 => {
+            u64::from((0.1 * rng.uniform()).to_bits()) | u64::from((0.1 * rng.uniform()).to_bits()) << 32
+        }
+        DType::F16 => {
+            (0..4).fold(0, |w, _| w << 16 | u64::from(f16::from_f32(0.1 * rng.uniform()).to_bits()))
+        }
+        DType::BF16 => {
+            (0..4).fold(0, |w, _| w << 16 | u64::from(bf16::from_f32(0.1 * rng.uniform()).to_bits()))
+        }
+        _ => rng.next(),
     };
-    words.iter_mut().for_each(|w| *w &= mask);
+    let mut words: Vec<u64> = (0..len.div_ceil(8)).map(|_| next()).collect();
     if dtype.is_quantised() {
         // SAFETY: plain bytes of a live vector.
         let bytes = unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), len) };
@@ -44,6 +50,15 @@ pub fn random(dtype: DType, n: usize, k: usize, rng: &mut Rng) -> Tensor {
         }
     }
     Tensor::new(dtype, vec![n, k], Bytes::from_words(words, len)).expect("sized above")
+}
+
+/// How many copies of so many bytes overflow the caches: more than the largest one that the system names, at least 160 MB and at most
+/// 1 GB in all.
+pub fn cold_copies(bytes: usize) -> usize {
+    let sizes = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size").unwrap_or_default();
+    let kib: usize = sizes.trim().trim_end_matches('K').parse().unwrap_or(0);
+    let all = (kib << 10).saturating_add(kib << 6).clamp(160 << 20, 1 << 30);
+    all.div_ceil(bytes.max(1)).clamp(1, 4096)
 }
 
 /// The weight as a tier reads it.

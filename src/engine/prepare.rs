@@ -1,7 +1,8 @@
-//! Prepares weights for the kernels: quantised ones are packed into one arena, floats stay in the file.
+//! Prepares weights for the kernels: quantised ones are packed into one arena, floats stay in the file, but for routers.
 
 mod bytes;
 mod ffn;
+mod routers;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use crate::{Error, Result};
 
 pub(super) use bytes::WeightBytes;
 pub(super) use ffn::{FeedForward, Mixture, Mlp, Shared};
+use routers::Routers;
 
 /// Weights of one norm.
 pub(super) struct NormWeight {
@@ -156,11 +158,15 @@ impl Prepared {
             Ok(Mlp { gate, up: lin(layer, &of.up)?, down: lin(layer, &of.down)? })
         };
         // Small matrices that decide much stay in f32.
+        let routers = Routers::copy(&spec, weights, units)?;
         let floats = |name: &str, rows: usize| -> Result<Linear> {
             let t = weights.get(name).ok_or_else(|| Error::format(name, "missing from the model"))?;
-            let tensor = Tensor { shape: vec![rows, d], ..in_f32(t)? };
+            let tensor = match routers.get(name, rows, d) {
+                Some(copy) => copy,
+                None => arena.placed(&Tensor { shape: vec![rows, d], ..in_f32(t)? })?,
+            };
             let bias = weights.floats(&name.replace(".weight", ".bias"), rows)?;
-            Ok(Linear::from_rows(arena.placed(&tensor)?, isa).with_bias(bias))
+            Ok(Linear::from_rows(tensor, isa).with_bias(bias))
         };
         let mixture = |layer: usize, of: &model::Mixture, used: usize| -> Result<Mixture> {
             let shared = of.shared.as_ref().map(|(shared, gate)| -> Result<Shared> {
@@ -328,10 +334,10 @@ fn linear_names<'a>(spec: &'a ModelSpec, units: &'a Units) -> impl Iterator<Item
     layers.chain(units.head.then(|| head.to_string()))
 }
 
-/// Names of the routers.
-fn router_names(spec: &ModelSpec) -> impl Iterator<Item = String> {
+/// Names of the routers, with their layers.
+fn router_names(spec: &ModelSpec) -> impl Iterator<Item = (usize, String)> {
     (0..spec.n_layers).filter_map(|i| match Block::of(spec, i).ffn {
-        model::FeedForward::Experts(mixture) => Some(mixture.router.tensor(i, "weight")),
+        model::FeedForward::Experts(mixture) => Some((i, mixture.router.tensor(i, "weight"))),
         model::FeedForward::Dense(_) => None,
     })
 }

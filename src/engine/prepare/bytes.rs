@@ -46,7 +46,7 @@ impl WeightBytes {
         }
         let (mut head, names) = of_units(Units { head: true, ..none })?;
         multiplied.extend(names);
-        let routers: HashSet<String> = router_names(spec).collect();
+        let routers: HashSet<String> = router_names(spec).map(|(_, name)| name).collect();
         let always = |(name, t): (&str, &Tensor)| match t.shape.len() {
             1 => 4 * t.shape[0] as u64,
             _ if routers.contains(name) => 4 * (t.rows() * t.cols()) as u64,
