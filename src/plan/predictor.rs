@@ -102,10 +102,30 @@ impl virtual_machine::Costs for Edges {
     }
 }
 
-/// The products of decode rows in a layer that are the host's.
-pub(crate) fn products_of_host(costs: &dyn Costs, layer: usize, at: &LayerPlacement, rows: u64) -> f64 {
-    let own = Sublayer::PRODUCTS.into_iter().filter(|&s| at.decode.side(s) == Side::Host);
-    own.map(|s| costs.product(Side::Host, layer, s, rows).max(costs.launch(Side::Host))).sum()
+/// The products of decode rows in a layer that are the host's: those that follow its own work, and those between products of the device,
+/// which waits for them: experts.
+pub(crate) fn products_of_host(
+    costs: &dyn Costs,
+    sizes: &Sizes,
+    layer: usize,
+    at: &LayerPlacement,
+    rows: u64,
+) -> [f64; 2] {
+    let device_goes_on = at.decode.side(Sublayer::Out) == Side::Device;
+    let mut seconds = [0.0; 2];
+    for s in Sublayer::PRODUCTS.into_iter().filter(|&s| at.decode.side(s) == Side::Host) {
+        let between = device_goes_on && matches!(s, Sublayer::Up | Sublayer::Down);
+        seconds[usize::from(between)] +=
+            costs.product(Side::Host, layer, s, rows).max(costs.launch(Side::Host));
+    }
+    if at.is_divided() {
+        let both = |rows| -> f64 {
+            [Sublayer::Up, Sublayer::Down].map(|s| costs.product(Side::Host, layer, s, rows)).iter().sum()
+        };
+        let share = sizes.seconds_of_experts(layer, Side::Host, at.device_experts, rows, both);
+        seconds[1] += share.max(costs.launch(Side::Host));
+    }
+    seconds
 }
 
 /// See the [module](self).
@@ -179,7 +199,7 @@ impl Predictor {
 
     /// The products of decode rows that are the host's, in all layers.
     fn host_products(&self, rows: u64) -> f64 {
-        self.sum(|costs, layer, at| products_of_host(costs, layer, at, rows))
+        self.sum(|costs, layer, at| products_of_host(costs, &self.sizes, layer, at, rows).iter().sum())
     }
 
     /// What an iteration takes, cohorts taken to be ready, and how busy each unit is in it.

@@ -315,6 +315,9 @@ pub struct Op {
     pub groups: Range<u32>,
     /// Only rows whose logits are wanted are computed: no later layer reads the others.
     pub wanted_only: bool,
+    /// The end of the iteration does not wait for it: the host's attention of a cohort's next layer, and the layers that it computes
+    /// behind it.
+    pub detached: bool,
     /// What it computes and moves, for its price.
     pub work: Work,
     /// Memory it reads.
@@ -336,13 +339,6 @@ impl Program {
     /// Whether the operation is of a cohort: [`Flow::Async`].
     pub fn is_of_cohort(&self, op: &Op) -> bool {
         self.flow == Flow::Async && op.sub_batch > 0
-    }
-
-    /// Whether the end of the iteration does not wait for the operation: the host's attention of a cohort's next layer, and the layers
-    /// that it computes behind it.
-    pub fn is_detached(&self, op: &Op) -> bool {
-        let ends = matches!(op.kind, Kind::Embed | Kind::Head { .. } | Kind::Pick);
-        self.is_of_cohort(op) && op.unit == Unit::Host && !ends
     }
 
     /// Whether every operation is on the host's workers (or every one on the device's compute lane): such a program

@@ -57,7 +57,7 @@ pub struct OpSpan {
     pub start: f64,
     /// Seconds since the program began.
     pub end: f64,
-    /// Whether the end of the iteration does not wait for it ([`Program::is_detached`]).
+    /// Whether the end of the iteration does not wait for it ([`Op::detached`](super::op::Op::detached)).
     pub detached: bool,
 }
 
@@ -263,7 +263,7 @@ fn search(
     let mut queues: [Vec<usize>; 4] = Default::default();
     let mut apart: Vec<usize> = Vec::new();
     for (i, op) in program.ops.iter().enumerate().rev() {
-        match program.is_detached(op) {
+        match op.detached {
             true => apart.push(i),
             false => queues[op.unit as usize].push(i),
         }
@@ -323,7 +323,7 @@ fn search(
                 };
                 let Some((at, i, ready)) = next else { break };
                 let op = &program.ops[i];
-                let detached = program.is_detached(op);
+                let detached = op.detached;
                 let queue = if detached { &mut apart } else { &mut queues[lane] };
                 queue.remove(at);
                 left -= 1;

@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 
-use super::cohorts;
+use super::cohorts::{self, Joined};
 use crate::Result;
 use crate::plan::Predictor;
 use crate::plan::Seconds;
@@ -154,8 +154,12 @@ impl<'a> SimClock<'a> {
                 continue;
             }
             lap.advanced += 1;
-            let (gpu, link) = cohorts::joined(self.predictor, batch);
-            extra += gpu + link;
+            let Joined { gpu, link, experts, waits } = cohorts::joined(self.predictor, batch);
+            // The device waits for the host's experts, which go before what nobody waits for.
+            self.host_free += experts;
+            lap.cpu += experts;
+            let there = gpu + link + waits;
+            extra += there;
             lap.gpu += gpu + link;
             lap.d2h += link;
             let Some(next) = placement.next_stop(batch.at) else {
@@ -164,7 +168,7 @@ impl<'a> SimClock<'a> {
             };
             lap.parked[1 + c] = Some(next);
             let (attends, products) = cohorts::host_part(self.predictor, batch, next);
-            let begin = self.host_free.max(here + gpu + link);
+            let begin = self.host_free.max(here + there);
             self.host_free = copies.end(begin, attends, share) + products;
             lap.cpu += self.host_free - begin;
             for group in &batch.groups {

@@ -22,13 +22,24 @@ pub(super) fn resident(iteration: &Iteration) -> Option<Iteration> {
     })
 }
 
-/// What a cohort adds to the device's lane, between two of its stops: seconds of its kernels, and of what they and copies read and
-/// write of host memory. It has a sub-batch of its own: products read the weights of its layer again.
-pub(super) fn joined(predictor: &Predictor, cohort: &SubBatch) -> (f64, f64) {
+/// What a cohort adds to the device's lane, between two of its stops, in seconds.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Joined {
+    /// Its kernels. It has a sub-batch of its own: products read the weights of its layer again.
+    pub gpu: f64,
+    /// What they and copies read and write of host memory.
+    pub link: f64,
+    /// The host's experts, and how long the device waits for them beside its own of a divided layer.
+    pub experts: f64,
+    pub waits: f64,
+}
+
+/// See [`Joined`].
+pub(super) fn joined(predictor: &Predictor, cohort: &SubBatch) -> Joined {
     predictor.ask(|costs| joins(costs, predictor, cohort))
 }
 
-fn joins(costs: &dyn Costs, predictor: &Predictor, cohort: &SubBatch) -> (f64, f64) {
+fn joins(costs: &dyn Costs, predictor: &Predictor, cohort: &SubBatch) -> Joined {
     let (sizes, placement) = (predictor.sizes(), predictor.placement());
     let own = u64::from(cohort.rows());
     let spec = &sizes.spec;
@@ -37,16 +48,26 @@ fn joins(costs: &dyn Costs, predictor: &Predictor, cohort: &SubBatch) -> (f64, f
     let least = costs.launch(Side::Device);
     let on_device = |layer: u32, s| placement.layers[layer as usize].decode.side(s) == Side::Device;
     let product = |layer: u32, s| costs.product(Side::Device, layer as usize, s, own).max(least);
-    let (mut gpu, mut link) = (0.0, 0.0);
+    let (mut gpu, mut link, mut experts, mut waits) = (0.0, 0.0, 0.0, 0.0);
     match cohort.at {
         Some(l) => {
             let own_part = on_device(l, Sublayer::Out);
             link += costs.transfer(Direction::ToDevice, own * 4 * if own_part { q } else { hidden });
-            gpu += Sublayer::PRODUCTS[1..]
-                .iter()
-                .filter(|&&s| on_device(l, s))
-                .map(|&s| product(l, s))
-                .sum::<f64>();
+            let (layer, at) = (l as usize, &placement.layers[l as usize]);
+            let of = |parts: &[Sublayer], rows| -> f64 {
+                let here = parts.iter().filter(|&&s| on_device(layer as u32, s));
+                here.map(|&s| costs.product(Side::Device, layer, s, rows).max(least)).sum()
+            };
+            let own_experts = sizes.seconds_of_experts(layer, Side::Device, at.device_experts, own, |rows| {
+                of(&[Sublayer::Up, Sublayer::Down], rows)
+            });
+            gpu += of(&[Sublayer::Out], own) + own_experts;
+            [_, experts] = products_of_host(costs, sizes, layer, at, own);
+            waits = if at.is_divided() { (experts - own_experts).max(0.0) } else { experts };
+            if experts > 0.0 {
+                let row = costs.transfer(Direction::ToHost, own * 4 * hidden);
+                link += row + costs.transfer(Direction::ToDevice, own * 4 * hidden);
+            }
         }
         None => {
             // A word of its lists for each row, and for each page.
@@ -61,7 +82,7 @@ fn joins(costs: &dyn Costs, predictor: &Predictor, cohort: &SubBatch) -> (f64, f
     if next >= layers {
         // A token, and a sum beside it.
         link += costs.transfer(Direction::ToHost, own * 8);
-        return (gpu + costs.head(Side::Device, own).max(least), link);
+        return Joined { gpu: gpu + costs.head(Side::Device, own).max(least), link, experts, waits };
     }
     if on_device(next, Sublayer::Qkv) {
         gpu += product(next, Sublayer::Qkv);
@@ -69,16 +90,18 @@ fn joins(costs: &dyn Costs, predictor: &Predictor, cohort: &SubBatch) -> (f64, f
     } else {
         link += costs.transfer(Direction::ToHost, own * 4 * hidden);
     }
-    (gpu, link)
+    Joined { gpu, link, experts, waits }
 }
 
 /// Seconds of the host from one stop of a cohort to the next: attention of the layers between, and their products where they are the
-/// host's.
+/// host's and the device does not wait for them.
 pub(super) fn host_part(predictor: &Predictor, cohort: &SubBatch, stop: u32) -> (f64, f64) {
     let first = cohort.at.map_or(0, |l| l + 1);
     let of = |layer: usize| {
         let at = &predictor.placement().layers[layer];
-        let products = predictor.ask(|costs| products_of_host(costs, layer, at, cohort.rows().into()));
+        let of =
+            |costs: &dyn Costs| products_of_host(costs, predictor.sizes(), layer, at, cohort.rows().into());
+        let [products, _] = predictor.ask(of);
         (attention(predictor, &cohort.groups, layer), products)
     };
     (first..=stop).map(|layer| of(layer as usize)).fold((0.0, 0.0), |sum, of| (sum.0 + of.0, sum.1 + of.1))

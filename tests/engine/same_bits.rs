@@ -384,6 +384,32 @@ fn eight_times_the_devices_pages_have_the_same_bits() {
     }
 }
 
+/// Experts on the host behind attention that is not: of every layer, of every other one, and behind a layer of the host's; and experts of
+/// each layer on both sides.
+fn experts_apart(spec: &ModelSpec) -> Vec<Placement> {
+    let n = spec.n_layers;
+    let of = |which: &dyn Fn(usize) -> bool, change: &dyn Fn(usize, &mut LayerPlacement)| {
+        let mut placement = Placement::all(Side::Device, n, 0);
+        for (l, layer) in placement.layers.iter_mut().enumerate().filter(|(l, _)| which(*l)) {
+            layer.weights = Residence::Both;
+            change(l, layer);
+        }
+        placement
+    };
+    let on_host = |_: usize, layer: &mut LayerPlacement| {
+        for policy in [&mut layer.prefill, &mut layer.decode] {
+            (policy.0[Sublayer::Up as usize], policy.0[Sublayer::Down as usize]) = (Side::Host, Side::Host);
+        }
+    };
+    let divided = |l: usize, layer: &mut LayerPlacement| match spec.experts_of(l) {
+        Some(e) => layer.device_experts = (e.count / 2) as u16,
+        None => on_host(l, layer),
+    };
+    let mut behind = of(&|_| true, &on_host);
+    behind.layers[0] = LayerPlacement::all(Side::Host);
+    vec![of(&|_| true, &on_host), of(&|l| l % 2 == 0, &on_host), behind, of(&|_| true, &divided)]
+}
+
 /// Cohorts (APEX) over weights on both sides: rows that pass the layers in several steps, by whichever side has each, beside rows of
 /// the device.
 #[test]
@@ -393,6 +419,9 @@ fn cohorts_have_the_same_bits_over_any_layer_split() {
         ("tiny-gemma3", "q4_k"),
         ("tiny-opt", "f32"),
         ("tiny-gpt-oss,experts=mxfp4", "q8_0"),
+        ("tiny-qwen3-moe", "q8_0"),
+        // Its first layer is dense.
+        ("tiny-qwen2-moe,layers=3", "bf16"),
     ] {
         let world = World::new(name, dtype, Isa::best(), KvType::BF16);
         let (n, vocab) = (world.m.spec.n_layers, world.m.spec.vocab);
@@ -405,6 +434,9 @@ fn cohorts_have_the_same_bits_over_any_layer_split() {
             placement
         };
         places.extend([on_host(&|l| l + 1 == n), on_host(&|l| l % 2 == 0)]);
+        if world.m.spec.experts.is_some() {
+            places.extend(experts_apart(&world.m.spec));
+        }
         for placement in places {
             let o = Options { sub_batches: 3, far_pages: Some(24), kv_pages: Some(12), ..world.options() };
             let (spec, accel) = (world.m.spec.clone(), device());

@@ -105,10 +105,11 @@ impl RealMachine {
         for i in at..at + n {
             self.wait_for(lowered, i, issue)?;
         }
-        // Data that a cohort left when it was parked is already in place.
+        // Data that a cohort left when it was parked is already in place: what the host's layers handed over.
         let joined = lowered.cohort(op).is_some_and(|b| issue.chains[b as usize].turn == Turn::Joined);
+        let handed = joined && op.layer.is_some_and(|l| self.placement.ends_on_host(l));
         if let Kind::Carry { cargo, to: Side::Device } = op.kind
-            && !joined
+            && !handed
         {
             self.fill(lowered, at, cargo, issue)?;
         }
@@ -146,8 +147,8 @@ impl RealMachine {
                 }
                 Ok(())
             });
-            // A cohort goes on to the host's layers; for a head on the host the step waits.
-            let goes_on = lowered.last_detached[op.sub_batch as usize].is_some_and(|last| last > at);
+            // A cohort goes on to the host's layers; for a head or experts on the host the step waits.
+            let goes_on = lowered.goes_on(at);
             let job = match goes_on {
                 true => self.cohort_job(lowered, at, job, issue)?,
                 false => self.lane_mut().give(job),
@@ -277,7 +278,7 @@ impl RealMachine {
             self.slots[op.sub_batch as usize].note_use(uses.as_ref());
         }
         let used = uses.map(Used);
-        let detached = lowered.program.is_detached(op);
+        let detached = op.detached;
         // A cohort's job that the step waits for comes after the job that gives the lane its rows.
         after.extend(issue.chains.get(op.sub_batch as usize).and_then(|c| c.job).filter(|_| !detached));
         let job = self.make_job((at, op), events, after, work, move |half| {

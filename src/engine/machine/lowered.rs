@@ -142,8 +142,7 @@ impl Lowered {
         let parts = parts.map(|(b, s)| PartFacts::new(&program, b as u8, s)).collect();
         let rows: Vec<u32> = iteration.sub_batches.iter().map(SubBatch::rows).collect();
         let segments = segments(&program, &waits, &awaited, placement, &rows);
-        let last =
-            |b: usize| ops.iter().rposition(|op| op.sub_batch as usize == b && program.is_detached(op));
+        let last = |b: usize| ops.iter().rposition(|op| op.sub_batch as usize == b && op.detached);
         let last_detached = (0..iteration.sub_batches.len()).map(last).collect();
         let joins = program.ops.iter().filter(|op| op.kind == Kind::Join).filter_map(|op| op.layer).collect();
         // Programs are kept, but of their operations' reads and writes only pages are still needed.
@@ -165,6 +164,13 @@ impl Lowered {
     /// The sub-batch of an operation of a cohort.
     pub fn cohort(&self, op: &Op) -> Option<u8> {
         self.program.is_of_cohort(op).then_some(op.sub_batch)
+    }
+
+    /// Whether what the transfer at `at` takes to the host is for work that outlives the step.
+    pub fn goes_on(&self, at: usize) -> bool {
+        let (op, behind) = (&self.program.ops[at], &self.program.ops[at + 1..]);
+        let reads = |o: &&Op| o.sub_batch == op.sub_batch && o.unit == Unit::Host;
+        self.cohort(op).is_some() && behind.iter().find(reads).is_some_and(|o| o.detached)
     }
 
     /// The earlier operations that the one at `at` waits for.

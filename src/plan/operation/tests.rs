@@ -52,6 +52,7 @@ fn op(kind: Kind, unit: Unit, layer: Option<u32>, work: Work) -> Op {
         rows: 0..work.rows as u32,
         groups: 0..1,
         wanted_only: false,
+        detached: false,
         work,
         reads: Vec::new(),
         writes: Vec::new(),

@@ -8,23 +8,26 @@
 //! products. What the host has begun need not be done when the iteration is.
 //!
 //! Where the host computes layers, too, a cohort goes through a run of them without anybody's help, and is parked at the last: the
-//! device carries its residual stream over and goes on.
+//! device carries its residual stream over and goes on. For experts of the host the device waits as it does for those of its own rows:
+//! a cohort is behind them when its next attention begins.
 
 use super::block::{Lowering, is_staged};
 use super::class::attention;
 use crate::program::iteration::{Flow, Iteration, Kv};
 use crate::program::op::{Kind, Op, Unit};
-use crate::program::placement::{Phase, Placement, Residence, Side, Sublayer};
+use crate::program::placement::{LayerPlacement, Phase, Placement, Residence, Side, Sublayer};
 use crate::{Error, Result};
 
 /// Operations that a cohort's attention of a layer is, where the host computes layers for the device's rows, too.
 const PIECES: u32 = 4;
 
-/// Operations that a cohort's attention of a layer is. Where the device waits for layers of the host, it waits for a piece of a cohort's
-/// attention at most.
+/// Operations that a cohort's attention of a layer is. Where the device waits for layers of the host, or for experts, it waits for a piece
+/// of a cohort's attention at most.
 pub(crate) fn cohort_pieces(placement: &Placement) -> u32 {
-    let host = placement.layers.iter().any(|l| l.decode.side(Sublayer::Out) == Side::Host);
-    if host { PIECES } else { 1 }
+    let behind = [Sublayer::Out, Sublayer::Up, Sublayer::Down];
+    let on_host =
+        |l: &LayerPlacement| behind.iter().any(|&s| l.decode.side(s) == Side::Host) || l.is_divided();
+    if placement.layers.iter().any(on_host) { PIECES } else { 1 }
 }
 
 /// Refuses parked sub-batches of other flows, and cohorts that cannot be.
@@ -63,7 +66,7 @@ pub(super) fn check(placement: &Placement, iteration: &Iteration) -> Result<()> 
     Ok(())
 }
 
-/// Refuses cohorts over layers that are not attended on the host, or that change sides within their products.
+/// Refuses cohorts over layers that are not attended on the host, or where the device would have to go on behind the host's products.
 pub(super) fn check_layers(placement: &Placement, lowering: &Lowering<'_>) -> Result<()> {
     for (l, layer) in placement.layers.iter().enumerate() {
         for class in &lowering.classes {
@@ -73,24 +76,34 @@ pub(super) fn check_layers(placement: &Placement, lowering: &Lowering<'_>) -> Re
                 )));
             }
         }
-        if layer.is_divided() {
-            return Err(Error::usage(format!(
-                "a cohort's layer {l}: its experts are divided between the sides, behind which no cohort is parked"
-            )));
-        }
         let side = |s| layer.decode.side(s);
-        let behind = [Sublayer::Out, Sublayer::Up, Sublayer::Down].map(side);
-        let split = behind != [behind[0]; 3];
-        let back = behind[0] == Side::Device && side(Sublayer::Qkv) == Side::Host;
-        if split || back {
+        let behind = [Sublayer::Up, Sublayer::Down].map(side);
+        // The device goes on where it has projected; the host, to the end of the layer.
+        let goes_on = match side(Sublayer::Out) {
+            Side::Device => side(Sublayer::Qkv) == Side::Device,
+            Side::Host => behind == [Side::Host; 2],
+        };
+        if !goes_on {
             return Err(Error::usage(format!(
-                "a cohort's layer {l} by policy {:?}: what is behind its attention is to be on one side, and on the device only if \
-                 what is before it is",
+                "a cohort's layer {l} by policy {:?}: with the output projection on the host all behind it is to be there, and with it \
+                 on the device what is before the attention, too",
                 layer.decode.bits()
             )));
         }
     }
     Ok(())
+}
+
+/// Whether the end of an iteration does not wait for an operation of a cohort: the host's, but for the ends of the model, and for experts
+/// between products of the device.
+fn is_detached(placement: &Placement, op: &Op) -> bool {
+    let device_goes_on = |l: u32| !placement.ends_on_host(l);
+    let waited_for = match op.kind {
+        Kind::Embed | Kind::Head { .. } | Kind::Pick => true,
+        Kind::FfnUp { .. } | Kind::FfnDown | Kind::Experts => op.layer.is_some_and(device_goes_on),
+        _ => false,
+    };
+    op.unit == Unit::Host && !waited_for
 }
 
 /// What of a cohort's walk through all layers belongs to this iteration: from where it is parked to where it is parked next
@@ -133,6 +146,7 @@ impl Cohort {
                 ops.append(&mut layer.post);
             }
         }
+        ops.iter_mut().for_each(|op| op.detached = is_detached(placement, op));
         let head = if next.is_none() { lane.head } else { Vec::new() };
         // Behind the host's last layer comes the head.
         let last = placement.layers.len().checked_sub(1).map(|l| l as u32);

@@ -148,6 +148,7 @@ fn blank(kind: Kind, unit: Unit) -> Op {
         rows: 0..0,
         groups: 0..0,
         wanted_only: false,
+        detached: false,
         work: Work::default(),
         reads: Vec::new(),
         writes: Vec::new(),

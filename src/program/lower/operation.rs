@@ -54,6 +54,7 @@ impl Lowering<'_> {
             rows,
             groups,
             wanted_only,
+            detached: false,
             work,
             reads: Vec::new(),
             writes: Vec::new(),
