@@ -1,8 +1,9 @@
 //! Asynchronous overlap in emulated time: iterations take what was predicted, and the device waits for no attention of the host.
 
 use tandem::engine::{NewTokens, Outcome};
+use tandem::plan::experts_on_host;
 use tandem::program::virtual_machine::{Carried, run_from};
-use tandem::program::{RequestId, SubBatch, Wants};
+use tandem::program::{RequestId, Residence, SubBatch, Wants};
 
 use super::*;
 
@@ -27,13 +28,13 @@ struct Run {
 }
 
 /// Prompts of 40 tokens: `device` sequences there, and cohorts of as many.
-fn begin(m: &LoadedModel, machine: &str, device: usize, cohorts: &[usize]) -> Run {
+fn begin(m: &LoadedModel, placement: &Placement, machine: &str, device: usize, cohorts: &[usize]) -> Run {
     let kind: Kind = format!("emulated:{machine}").parse().unwrap();
     let accel = device::open(&kind, Some(1 << 30)).unwrap();
     let mut o = options(128);
     (o.sequences, o.sub_batches, o.chunk) = (device + cohorts.iter().sum::<usize>(), 1 + cohorts.len(), 64);
     (o.kv_pages, o.far_pages) = (Some(4 * o.sequences), Some(4 * o.sequences));
-    let placement = Placement::all(Side::Device, m.spec.n_layers, 0);
+    let placement = Placement { device_pages: 0, ..placement.clone() };
     let mut e =
         Engine::placed(m.spec.clone(), &m.weights, &o, accel, machine, "test", placement, &|_| ()).unwrap();
     let prompt: Vec<u32> = (0..40u32).map(|t| t * 7 % 500).collect();
@@ -85,25 +86,46 @@ impl Run {
     }
 }
 
-/// The time of all iterations, and of each in which the same cohorts join as predicted; beside a host that keeps up, which do.
 #[test]
 fn iterations_with_cohorts_take_what_was_predicted() {
     let m = load(&format!("synth:tiny-llama,seed=2,layers={MODEL_LAYERS}")).unwrap();
+    let placement = Placement::all(Side::Device, m.spec.n_layers, 64);
+    take_what_was_predicted(&m, "all on the device", &placement, &[2e9, 0.05e9, 0.02e9]);
+}
+
+/// The same where the host has experts: all of them, or half of each layer's. The device waits for these, and for a piece of a cohort's
+/// attention before them.
+#[test]
+fn iterations_with_cohorts_behind_experts_of_the_host_take_what_was_predicted() {
+    let m = load("synth:tiny-qwen3-moe,dtype=bf16,seed=2,layers=4").unwrap();
+    let sizes = PlanSizes::of_weights(&m.spec, &m.weights, Isa::selected().unwrap());
+    let experts = m.spec.experts.as_ref().unwrap().count;
+    let mut divided = Placement::all(Side::Device, m.spec.n_layers, 64);
+    for at in &mut divided.layers {
+        (at.weights, at.device_experts) = (Residence::Both, (experts / 2) as u16);
+    }
+    let on_host = Placement { device_pages: 64, ..experts_on_host(&sizes, m.spec.n_layers) };
+    for (what, placement) in [("all experts on the host", on_host), ("half of the experts", divided)] {
+        take_what_was_predicted(&m, what, &placement, &[16e9, 2e9]);
+    }
+}
+
+/// The time of all iterations, and of each in which the same cohorts join as predicted; beside a host that keeps up, which do.
+fn take_what_was_predicted(m: &LoadedModel, what: &str, placement: &Placement, cpus: &[f64]) {
     let folder = tempfile::tempdir().unwrap();
     let sizes = PlanSizes::of_weights(&m.spec, &m.weights, Isa::selected().unwrap());
     let mut wrong = Vec::new();
-    for cpu in [2e9, 0.05e9, 0.02e9] {
+    for &cpu in cpus {
         let name = machine(&folder, cpu);
         let h = hardware::parse(&name, &std::fs::read_to_string(&name).unwrap()).unwrap();
         let roofline = Roofline::new(&h, &sizes).uncached();
-        let placement = Placement::all(Side::Device, m.spec.n_layers, 64);
-        let mut run = begin(&m, &name, 3, &[2, 4]);
+        let mut run = begin(m, placement, &name, 3, &[2, 4]);
         let (mut carried, mut sums, mut same, mut joins) = (Carried::default(), (0.0, 0.0), 0, 0);
         const STEPS: usize = 40;
         for i in 0..STEPS {
             let (iteration, _) = run.iteration();
-            let program = lower(&placement, &iteration).unwrap();
-            let costs = OpCosts::new(&roofline, &sizes).of(&iteration).on(&placement);
+            let program = lower(placement, &iteration).unwrap();
+            let costs = OpCosts::new(&roofline, &sizes).of(&iteration).on(placement);
             let predicted = run_from(&program, &iteration, &costs, &carried);
             let (got, advanced) = run.step();
             let want = predicted.timeline.seconds();
@@ -115,11 +137,13 @@ fn iterations_with_cohorts_take_what_was_predicted() {
             sums = (sums.0 + want, sums.1 + got);
             carried = predicted.carried;
             if mine == theirs && (got / want - 1.0).abs() > 0.1 {
-                wrong.push(format!("cpu {cpu:e}, iteration {i}: predicted {want:e}, executed {got:e}"));
+                wrong.push(format!(
+                    "{what}, cpu {cpu:e}, iteration {i}: predicted {want:e}, executed {got:e}"
+                ));
             }
         }
         println!(
-            "cpu {cpu:e}: {joins} joins, {same} of {STEPS} iterations alike, predicted {:.1} us, executed {:.1} us",
+            "{what}, cpu {cpu:e}: {joins} joins, {same} of {STEPS} iterations alike, predicted {:.1} us, executed {:.1} us",
             1e6 * sums.0,
             1e6 * sums.1
         );
@@ -128,7 +152,7 @@ fn iterations_with_cohorts_take_what_was_predicted() {
         // prediction counts tokens, so that a cohort may be ready an iteration earlier or later: of these the time alone is compared.
         let keeps_up = cpu > 1e9;
         if off.abs() > 0.1 || keeps_up && same < STEPS {
-            wrong.push(format!("cpu {cpu:e}: {same} of {STEPS} alike, {:+.1}%", 100.0 * off));
+            wrong.push(format!("{what}, cpu {cpu:e}: {same} of {STEPS} alike, {:+.1}%", 100.0 * off));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -139,10 +163,11 @@ fn iterations_with_cohorts_take_what_was_predicted() {
 #[test]
 fn the_device_never_waits_for_a_slow_host() {
     let m = load(&format!("synth:tiny-llama,seed=2,layers={MODEL_LAYERS}")).unwrap();
+    let placement = Placement::all(Side::Device, m.spec.n_layers, 0);
     let folder = tempfile::tempdir().unwrap();
     let slow = machine(&folder, 2e6);
-    let mut alone = begin(&m, &slow, 3, &[]);
-    let mut beside = begin(&m, &slow, 3, &[2, 2]);
+    let mut alone = begin(&m, &placement, &slow, 3, &[]);
+    let mut beside = begin(&m, &placement, &slow, 3, &[2, 2]);
     beside.e.trace();
     beside.step();
     let (mut longest, mut stayed) = (0.0f64, 0);
@@ -157,7 +182,8 @@ fn the_device_never_waits_for_a_slow_host() {
     println!("a step beside parked cohorts takes {longest:.3} times one without; {stayed} looks in vain");
     assert!(stayed > 12 && longest > 0.0 && longest <= 1.05, "{stayed} {longest}");
     // Faster again: attention of a cohort under the whole of an iteration.
-    let mut run = begin(&m, &machine(&folder, 0.05e9), 3, &[4]);
+    let mut run =
+        begin(&m, &Placement::all(Side::Device, m.spec.n_layers, 0), &machine(&folder, 0.05e9), 3, &[4]);
     run.e.trace();
     for _ in 0..3 * MODEL_LAYERS {
         run.step();

@@ -16,7 +16,7 @@ use super::{decode, in_order};
 /// Attention of cohorts on the host, products on either side.
 fn placements() -> impl Strategy<Value = Placement> {
     let weights = prop_oneof![Just(Residence::Device), Just(Residence::Streamed), Just(Residence::Both)];
-    let layer = (weights, any::<bool>(), 0..3u8).prop_map(|(weights, host, products)| {
+    let layer = (weights, any::<bool>(), 0..6u8).prop_map(|(weights, host, products)| {
         let kv = if host { Side::Host } else { Side::Device };
         let decode = match (host, products) {
             (true, 1) if weights != Residence::Device => Policy::all(Side::Host),
@@ -24,10 +24,19 @@ fn placements() -> impl Strategy<Value = Placement> {
             (true, 2) if weights != Residence::Device => {
                 Policy::from_bits([false, true, true, true, true, true])
             }
+            // Experts behind the device's attention.
+            (true, 3) if weights != Residence::Device => {
+                Policy::from_bits([false, true, true, false, true, true])
+            }
+            // Half of a feed-forward.
+            (true, 4) if weights != Residence::Device => {
+                Policy::from_bits([false, true, true, false, false, true])
+            }
             (true, _) => Policy::ATTENTION_ON_HOST,
             _ => Policy::all(Side::Device),
         };
-        LayerPlacement { weights, prefill: decode, decode, kv, device_experts: 0 }
+        let device_experts = if (host, products, weights) == (true, 5, Residence::Both) { 3 } else { 0 };
+        LayerPlacement { weights, prefill: decode, decode, kv, device_experts }
     });
     let end = || prop_oneof![3 => Just(Side::Device), 1 => Just(Side::Host)];
     (prop::collection::vec(layer, 1..6), end(), end()).prop_map(|(layers, embedding, head)| Placement {
@@ -280,10 +289,10 @@ fn cohorts_that_cannot_be_are_refused() {
         kv: Side::Host,
         ..placement.layers[0]
     };
-    mixed.layers[1] = policy([false, true, true, false, true, true]);
-    refused(&async_of(1, vec![SubBatch::of(cohort(3..4, 9))]), &mixed, "on one side");
+    mixed.layers[1] = policy([false, true, true, true, false, false]);
+    refused(&async_of(1, vec![SubBatch::of(cohort(3..4, 9))]), &mixed, "all behind it is to be there");
     mixed.layers[1] = policy([true, true, true, false, false, false]);
-    refused(&async_of(1, vec![SubBatch::of(cohort(3..4, 9))]), &mixed, "on the device only if");
+    refused(&async_of(1, vec![SubBatch::of(cohort(3..4, 9))]), &mixed, "what is before the attention, too");
     let split = Placement::boundary(3, 4, 64, 64);
     assert_eq!(split.cohort_iterations(), 4, "embedding and two layers on the host, then layers 2 and 3");
     refused(&async_of(1, vec![SubBatch::parked(cohort(3..4, 9), 0)]), &split, "no cohort is parked");
