@@ -28,7 +28,7 @@ use tandem::device::emulated::{
 use tandem::device::{Accelerator, Runtime};
 use tandem::engine::{Batcher, Engine, Event, Finish, NewTokens, Options, Request};
 use tandem::model::{LoadedModel, ModelSpec, load};
-use tandem::program::{LayerPlacement, Placement, RequestId, Side, Wants};
+use tandem::program::{LayerPlacement, Placement, RequestId, Residence, Side, Sublayer, Wants};
 use tandem::sched::{Continuous, Strategy, by_name};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
@@ -505,9 +505,21 @@ fn on(m: &LoadedModel, setup: &Setup, accel: Arc<dyn Accelerator>, mode: Mode) -
 fn placed(setup: &Setup, spec: &ModelSpec) -> Placement {
     let n = spec.n_layers;
     let side = |unit: usize| if setup.on_host >> unit & 1 == 1 { Side::Host } else { Side::Device };
+    let layer = |unit: usize| {
+        let mut layer = LayerPlacement::all(side(unit));
+        if side(unit) == Side::Device && setup.apart >> (unit - 1) & 1 == 1 {
+            layer.weights = Residence::Both;
+            for policy in [&mut layer.prefill, &mut layer.decode] {
+                for part in [Sublayer::Up, Sublayer::Down] {
+                    policy.0[part as usize] = Side::Host;
+                }
+            }
+        }
+        layer
+    };
     Placement {
         embedding: side(0),
-        layers: (1..=n).map(|unit| LayerPlacement::all(side(unit))).collect(),
+        layers: (1..=n).map(layer).collect(),
         head: side(n + 1),
         copy_lane_rows: setup.copy_lane_rows,
         stream_rows: 0,

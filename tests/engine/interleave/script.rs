@@ -12,6 +12,9 @@ pub const BATCH: u64 = 64;
 /// the head, the last block and the head.
 const SPLITS: [u8; 14] = [0, 0, 0, 0, 0, 0, 0b1, 0b11, 0b11, 0b111, 0b1000, 0b100, 0b1_0010, 0b1_1000];
 
+/// Blocks whose feed-forward alone is on the CPU ([`Setup::apart`]): none; all, the first, the last two.
+const APART: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0b111, 0b1, 0b110];
+
 /// Who does the work of lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Lanes {
@@ -28,6 +31,8 @@ pub struct Setup {
     pub windows: bool,
     /// Of the units embedding, three blocks and head, those on the CPU: a bit each.
     pub on_host: u8,
+    /// Of the three blocks, those whose feed-forward is on the CPU where the rest is not, as experts are: a bit each.
+    pub apart: u8,
     pub sequences: usize,
     pub rows: usize,
     pub sub_batches: usize,
@@ -45,6 +50,7 @@ impl Setup {
         Setup {
             windows,
             on_host: 0,
+            apart: 0,
             sequences: 1,
             rows: 16,
             sub_batches: 1,
@@ -60,6 +66,7 @@ impl Setup {
         Setup {
             windows: r.chance(35),
             on_host: *r.of(&SPLITS),
+            apart: 0,
             sequences: *r.of(&[2, 5]),
             rows: *r.of(&[5, 16]),
             sub_batches: *r.of(&[2, 3]),
@@ -73,6 +80,10 @@ impl Setup {
             copy_lane_rows: *r.of(&[1, 1, COPY_LANE_ROWS]),
         }
     }
+}
+
+fn apart(seed: u64) -> u8 {
+    *Random(seed ^ 0xa9a7).of(&APART)
 }
 
 /// Counted from now.
@@ -114,13 +125,14 @@ impl Script {
     /// On lanes with threads. `most`: acts, at most.
     pub fn of(seed: u64, strategies: &[&str], most: usize) -> Script {
         let r = &mut Random(seed);
-        let setup = Setup::random(r, false);
+        let setup = Setup { apart: apart(seed), ..Setup::random(r, false) };
         Script::with(seed, setup, r, strategies, most)
     }
 
     /// On lanes that act in turn.
     pub fn in_turn(seed: u64, strategies: &[&str], most: usize) -> Script {
-        let setup = Setup::random(&mut Random((seed / BATCH) ^ 0x5e70), true);
+        let batch = seed / BATCH;
+        let setup = Setup { apart: apart(batch), ..Setup::random(&mut Random(batch ^ 0x5e70), true) };
         Script::with(seed, setup, &mut Random(seed), strategies, most)
     }
 

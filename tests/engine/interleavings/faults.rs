@@ -15,6 +15,7 @@ fn setup(lanes: Lanes) -> Setup {
     Setup {
         windows: false,
         on_host: 0,
+        apart: 0,
         sequences: 5,
         rows: 16,
         sub_batches: 3,

@@ -157,7 +157,18 @@ fn a_request_on_both_sides_within_a_batch_of_others_has_the_tokens_of_running_al
 /// Cohorts beside the device's rows (APEX), with members that are cancelled, splits, and steps of other flows between.
 #[test]
 fn cohorts_among_other_flows_have_the_tokens_of_running_alone() {
-    let (world, tally) = combination("anything", 40, |s| s.on_host = 0);
+    let (world, tally) = combination("anything", 40, |s| (s.on_host, s.apart) = (0, 0));
     at_least(&world.counts.asynchronous, 100);
     assert!(tally.finished > 100 && tally.cancelled > 5, "{tally:?}");
+}
+
+/// Cohorts where the device waits for feed-forwards of the host, as for experts: of all blocks, of one, and behind a block of the host's.
+#[test]
+fn cohorts_behind_feed_forwards_of_the_host_have_the_tokens_of_running_alone() {
+    for (on_host, apart) in [(0, 0b111), (0, 0b10), (0b11, 0b110)] {
+        let (world, tally) = combination("anything", 40, |s| (s.on_host, s.apart) = (on_host, apart));
+        at_least(&world.counts.asynchronous_split, 60);
+        at_least(&world.counts.two_lanes, 40);
+        assert!(tally.finished > 80 && tally.cancelled > 5, "{tally:?}");
+    }
 }
