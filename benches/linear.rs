@@ -25,7 +25,8 @@ use support::{Rng, make, median, random, verify};
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
     let test = args.iter().any(|a| a == "--test");
-    let words: Vec<&String> = args.iter().filter(|a| !a.starts_with("--") && !a.contains('=')).collect();
+    let is_word = |a: &&String| !["--", "M=", "NxK="].iter().any(|begin| a.starts_with(begin));
+    let words: Vec<&String> = args.iter().filter(is_word).collect();
     let pool = Pool::pinned(None);
     let mut rng = Rng(42);
     let (mut bw, mut peaks) = (1.0, Vec::new());

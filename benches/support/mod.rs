@@ -23,20 +23,19 @@ impl Rng {
 }
 
 /// A random weight whose scales are 0.01; floats are in [-0.1, 0.1), as those of models nearly are. (Floats of random bits are subnormal
-/// now and then, for which processors of Intel take a hundred times as long.)
+/// now and then, for which a processor of Intel took twenty times as long.)
 pub fn random(dtype: DType, n: usize, k: usize, rng: &mut Rng) -> Tensor {
     let len = n * dtype.row_bytes(k).expect("whole blocks");
-    let mut next = || match dtype {
-        DType::F32 => {
-            u64::from((0.1 * rng.uniform()).to_bits()) | u64::from((0.1 * rng.uniform()).to_bits()) << 32
+    let mut next = || {
+        let mut half = |bits: fn(f32) -> u16| {
+            (0..4).fold(0, |word, _| word << 16 | u64::from(bits(0.1 * rng.uniform())))
+        };
+        match dtype {
+            DType::F32 => (0..2).fold(0, |word, _| word << 32 | u64::from((0.1 * rng.uniform()).to_bits())),
+            DType::F16 => half(|x| f16::from_f32(x).to_bits()),
+            DType::BF16 => half(|x| bf16::from_f32(x).to_bits()),
+            _ => rng.next(),
         }
-        DType::F16 => {
-            (0..4).fold(0, |w, _| w << 16 | u64::from(f16::from_f32(0.1 * rng.uniform()).to_bits()))
-        }
-        DType::BF16 => {
-            (0..4).fold(0, |w, _| w << 16 | u64::from(bf16::from_f32(0.1 * rng.uniform()).to_bits()))
-        }
-        _ => rng.next(),
     };
     let mut words: Vec<u64> = (0..len.div_ceil(8)).map(|_| next()).collect();
     if dtype.is_quantised() {

@@ -355,7 +355,22 @@ fn in_f32(t: &Tensor) -> Result<Tensor> {
     Tensor::new(DType::F32, t.shape.clone(), Bytes::copy_of(&bytes))
 }
 
-/// The packed weights of a model in one anonymous mapping, on huge pages if the system provides them.
+/// Memory for weights: on huge pages if the system provides them, on a node if one is asked for.
+fn memory(
+    len: usize,
+    node: Option<&NumaBinding>,
+    no_room: &dyn Fn(std::io::Error) -> Error,
+) -> Result<memmap2::MmapMut> {
+    let mut map = memmap2::MmapMut::map_anon(len).map_err(no_room)?;
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(memmap2::Advice::HugePage); // only speed depends on it
+    if let Some(node) = node {
+        node.bind(map.as_mut_ptr(), map.len())?;
+    }
+    Ok(map)
+}
+
+/// The packed weights of a model in one anonymous mapping.
 struct Arena<'a> {
     slots: Vec<(&'a Tensor, usize)>,
     /// Which slot is whose.
@@ -400,12 +415,7 @@ impl<'a> Arena<'a> {
             let gb = self.total as f64 / 1e9;
             Error::Capacity(format!("no memory for {gb:.1} GB of packed weights: {e}"))
         };
-        let mut map = memmap2::MmapMut::map_anon(self.total).map_err(no_room)?;
-        #[cfg(target_os = "linux")]
-        let _ = map.advise(memmap2::Advice::HugePage); // only speed depends on it
-        if let Some(node) = &self.node {
-            node.bind(map.as_mut_ptr(), map.len())?;
-        }
+        let mut map = memory(self.total, self.node.as_ref(), &no_room)?;
         let mut packed = Vec::new();
         for (tensor, offset) in &self.slots {
             let (groups, row_bytes) = (tensor.rows().div_ceil(GROUP), tensor.row_bytes());
@@ -439,12 +449,11 @@ impl<'a> Arena<'a> {
 
     /// A tensor in its file, or a copy on the requested node, since the system decides where a file's pages are cached.
     fn placed(&self, tensor: &Tensor) -> Result<Tensor> {
-        let Some(node) = self.node.as_ref().filter(|_| !tensor.data.is_empty()) else {
+        if self.node.is_none() || tensor.data.is_empty() {
             return Ok(tensor.clone());
-        };
+        }
         let no_room = |e: std::io::Error| Error::Capacity(format!("no memory for weights on a node: {e}"));
-        let mut map = memmap2::MmapMut::map_anon(tensor.data.len()).map_err(no_room)?;
-        node.bind(map.as_mut_ptr(), map.len())?;
+        let mut map = memory(tensor.data.len(), self.node.as_ref(), &no_room)?;
         map.copy_from_slice(&tensor.data);
         tensor.data.release_pages();
         let data = Bytes::from_anonymous(map.make_read_only().map_err(no_room)?);

@@ -55,6 +55,7 @@ pub use outline::Outline;
 pub(crate) use predictor::products_of_host;
 pub use predictor::{Predictor, Seconds};
 pub use prefix::Prefix;
+pub(crate) use price::experts_of_side;
 pub use price::{Spilled, Times, UnitRun, Workload, price};
 pub use programs::{
     BusyShares, FarForecast, OperationTime, PredictedRun, far_forecast, programs, programs_with,

@@ -24,6 +24,7 @@ use self::run::Run;
 use self::shape::{Alike, LayerKinds, MovesToSide, Shape, Sums, Template};
 use super::cost::{Costs, Direction, Scan};
 use super::operation::{self, OpCosts};
+use super::price;
 use super::sizes::Sizes;
 use super::step_times::CostSource;
 use crate::Result;
@@ -119,10 +120,7 @@ pub(crate) fn products_of_host(
             costs.product(Side::Host, layer, s, rows).max(costs.launch(Side::Host));
     }
     if at.is_divided() {
-        let both = |rows| -> f64 {
-            [Sublayer::Up, Sublayer::Down].map(|s| costs.product(Side::Host, layer, s, rows)).iter().sum()
-        };
-        let share = sizes.seconds_of_experts(layer, Side::Host, at.device_experts, rows, both);
+        let share = price::experts_of_side(costs, sizes, layer, at, Side::Host, rows);
         seconds[1] += share.max(costs.launch(Side::Host));
     }
     seconds

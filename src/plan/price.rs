@@ -99,6 +99,24 @@ pub struct Times {
     pub spilled: Option<Spilled>,
 }
 
+/// Seconds of both products of a feed-forward of `rows` rows, all of it on `side`.
+fn feed_forward(costs: &dyn Costs, layer: usize, side: Side, rows: u64) -> f64 {
+    [Sublayer::Up, Sublayer::Down].map(|s| costs.product(side, layer, s, rows)).iter().sum()
+}
+
+/// Seconds of the experts that `side` has of a divided layer.
+pub(crate) fn experts_of_side(
+    costs: &dyn Costs,
+    sizes: &Sizes,
+    layer: usize,
+    at: &LayerPlacement,
+    side: Side,
+    rows: u64,
+) -> f64 {
+    let all = |rows| feed_forward(costs, layer, side, rows);
+    sizes.seconds_of_experts(layer, side, at.device_experts, rows, all)
+}
+
 /// Seconds of a block among blocks like it, all terms apart. `spilled` of the stored tokens of each sequence are on the
 /// host although the block's pages are on the GPU.
 pub fn block(
@@ -116,16 +134,12 @@ pub fn block(
     let mut t = block_time(costs, sizes, layer, policy, policy.side(Sublayer::Down), residents, &batch);
     if at.is_divided() {
         let rows = batch.rows();
-        let ffn = |side, rows| -> f64 {
-            let parts = [Sublayer::Up, Sublayer::Down].map(|s| costs.product(side, layer, s, rows));
-            parts.iter().sum()
-        };
-        let part =
-            |side| sizes.seconds_of_experts(layer, side, at.device_experts, rows, |rows| ffn(side, rows));
+        let part = |side| experts_of_side(costs, sizes, layer, at, side, rows);
         let ways = costs.transfer(Direction::ToHost, sizes.hidden(rows))
             + 2.0 * costs.transfer(Direction::ToHost, rows)
             + costs.transfer(Direction::ToDevice, 2 * sizes.hidden(rows));
-        t.compute += part(Side::Device).max(part(Side::Host) + ways) - ffn(Side::Device, rows);
+        t.compute +=
+            part(Side::Device).max(part(Side::Host) + ways) - feed_forward(costs, layer, Side::Device, rows);
     }
     if spilled == 0 || at.kv == Side::Host || policy.attention() != Some(Side::Device) {
         return (t, None);

@@ -3,7 +3,7 @@
 
 use crate::cache::PAGE_TOKENS;
 use crate::plan::{Costs, Direction, Group as Alike, Scan};
-use crate::plan::{Predictor, products_of_host};
+use crate::plan::{Predictor, experts_of_side, products_of_host};
 use crate::program::{Flow, Group, Iteration, Side, SubBatch, Sublayer};
 
 /// The rows of an asynchronous iteration that are the device's, as an iteration of their own; `None` if there are none and
@@ -29,8 +29,9 @@ pub(super) struct Joined {
     pub gpu: f64,
     /// What they and copies read and write of host memory.
     pub link: f64,
-    /// The host's experts, and how long the device waits for them beside its own of a divided layer.
+    /// The host's experts.
     pub experts: f64,
+    /// How long the device waits for these: of a divided layer it has experts of its own meanwhile.
     pub waits: f64,
 }
 
@@ -54,16 +55,19 @@ fn joins(costs: &dyn Costs, predictor: &Predictor, cohort: &SubBatch) -> Joined 
             let own_part = on_device(l, Sublayer::Out);
             link += costs.transfer(Direction::ToDevice, own * 4 * if own_part { q } else { hidden });
             let (layer, at) = (l as usize, &placement.layers[l as usize]);
-            let of = |parts: &[Sublayer], rows| -> f64 {
-                let here = parts.iter().filter(|&&s| on_device(layer as u32, s));
-                here.map(|&s| costs.product(Side::Device, layer, s, rows).max(least)).sum()
+            let parts = |parts: &[Sublayer]| -> f64 {
+                parts.iter().filter(|&&s| on_device(l, s)).map(|&s| product(l, s)).sum()
             };
-            let own_experts = sizes.seconds_of_experts(layer, Side::Device, at.device_experts, own, |rows| {
-                of(&[Sublayer::Up, Sublayer::Down], rows)
-            });
-            gpu += of(&[Sublayer::Out], own) + own_experts;
+            let (device, beside) = match at.is_divided() {
+                true => {
+                    let own_experts = experts_of_side(costs, sizes, layer, at, Side::Device, own).max(least);
+                    (parts(&[Sublayer::Out]) + own_experts, own_experts)
+                }
+                false => (parts(&Sublayer::PRODUCTS[1..]), 0.0),
+            };
+            gpu += device;
             [_, experts] = products_of_host(costs, sizes, layer, at, own);
-            waits = if at.is_divided() { (experts - own_experts).max(0.0) } else { experts };
+            waits = (experts - beside).max(0.0);
             if experts > 0.0 {
                 let row = costs.transfer(Direction::ToHost, own * 4 * hidden);
                 link += row + costs.transfer(Direction::ToDevice, own * 4 * hidden);

@@ -397,9 +397,8 @@ fn experts_apart(spec: &ModelSpec) -> Vec<Placement> {
         placement
     };
     let on_host = |_: usize, layer: &mut LayerPlacement| {
-        for policy in [&mut layer.prefill, &mut layer.decode] {
-            (policy.0[Sublayer::Up as usize], policy.0[Sublayer::Down as usize]) = (Side::Host, Side::Host);
-        }
+        let policy = Policy::from_bits([false, false, false, false, true, true]);
+        (layer.prefill, layer.decode) = (policy, policy);
     };
     let divided = |l: usize, layer: &mut LayerPlacement| match spec.experts_of(l) {
         Some(e) => layer.device_experts = (e.count / 2) as u16,

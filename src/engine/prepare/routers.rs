@@ -1,12 +1,12 @@
 //! The routers of a mixture, in f32 in memory of their own.
 //!
 //! They are small, and each token reads all of them. In the mapping of the file each is some hundred pages of 4 KiB, whose addresses
-//! no longer are at hand after the experts' gigabyte: a router of 1 MB took 128 µs for a row and 540 µs for 16 of them where it takes
-//! 45 and 120 from huge pages (a virtual machine, whose pages are looked up twice).
+//! no longer are at hand after the experts' gigabyte: on a virtual machine, whose pages are looked up twice, a router of 1 MB took
+//! 540 µs for 16 rows where it takes 120 from huge pages.
 
 use std::collections::HashMap;
 
-use super::{ALIGN, Units, in_f32, router_names};
+use super::{ALIGN, Units, in_f32, memory, router_names};
 use crate::model::{ModelSpec, Weights};
 use crate::tensor::{Bytes, DType, Tensor};
 use crate::{Error, Result};
@@ -38,12 +38,7 @@ impl Routers {
         let no_room = |e: std::io::Error| {
             Error::Capacity(format!("no memory for {:.1} MB of routers: {e}", total as f64 / 1e6))
         };
-        let mut map = memmap2::MmapMut::map_anon(total).map_err(no_room)?;
-        #[cfg(target_os = "linux")]
-        let _ = map.advise(memmap2::Advice::HugePage); // only speed depends on it
-        if let Some(node) = &units.node {
-            node.bind(map.as_mut_ptr(), map.len())?;
-        }
+        let mut map = memory(total, units.node.as_ref(), &no_room)?;
         for (name, t) in found {
             let floats = in_f32(t)?;
             map[places[&name]..][..floats.data.len()].copy_from_slice(&floats.data);

@@ -28,7 +28,7 @@ use tandem::device::emulated::{
 use tandem::device::{Accelerator, Runtime};
 use tandem::engine::{Batcher, Engine, Event, Finish, NewTokens, Options, Request};
 use tandem::model::{LoadedModel, ModelSpec, load};
-use tandem::program::{LayerPlacement, Placement, RequestId, Residence, Side, Sublayer, Wants};
+use tandem::program::{LayerPlacement, Placement, Policy, RequestId, Residence, Side, Wants};
 use tandem::sched::{Continuous, Strategy, by_name};
 use tandem::simd::Isa;
 use tandem::simd::linear::Mode;
@@ -508,12 +508,8 @@ fn placed(setup: &Setup, spec: &ModelSpec) -> Placement {
     let layer = |unit: usize| {
         let mut layer = LayerPlacement::all(side(unit));
         if side(unit) == Side::Device && setup.apart >> (unit - 1) & 1 == 1 {
-            layer.weights = Residence::Both;
-            for policy in [&mut layer.prefill, &mut layer.decode] {
-                for part in [Sublayer::Up, Sublayer::Down] {
-                    policy.0[part as usize] = Side::Host;
-                }
-            }
+            let policy = Policy::from_bits([false, false, false, false, true, true]);
+            (layer.weights, layer.prefill, layer.decode) = (Residence::Both, policy, policy);
         }
         layer
     };

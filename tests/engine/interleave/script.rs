@@ -82,6 +82,7 @@ impl Setup {
     }
 }
 
+/// [`Setup::apart`] by a generator of its own, so that all else of a script is that of its seed as before.
 fn apart(seed: u64) -> u8 {
     *Random(seed ^ 0xa9a7).of(&APART)
 }

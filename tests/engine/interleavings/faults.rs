@@ -28,13 +28,13 @@ fn setup(lanes: Lanes) -> Setup {
 }
 
 /// Eight requests, a fault in the midst of them, and three more behind it.
-fn script(seed: u64, strategy: &str, fault: Fault, on_host: u8) -> Script {
+fn script(seed: u64, strategy: &str, fault: Fault, (on_host, apart): (u8, u8)) -> Script {
     let mut acts = vec![Act::Burst(8)];
     acts.extend([Act::Step; 4]);
     acts.push(Act::Fault(fault));
     acts.extend([Act::Step; 6]);
     acts.extend([1, 7, 12].map(Act::Submit));
-    Script { seed, setup: Setup { on_host, ..setup(Lanes::InTurn) }, strategy: strategy.into(), acts }
+    Script { seed, setup: Setup { on_host, apart, ..setup(Lanes::InTurn) }, strategy: strategy.into(), acts }
 }
 
 /// The fault at every place up to `n`, every `step`-th. Returns what happened in all, and the reasons given.
@@ -42,11 +42,11 @@ fn everywhere(n: u64, step: usize, fault: impl Fn(u64) -> Fault) -> (Tally, BTre
     let (mut world, mut all, mut reasons) = (World::new(), Tally::default(), BTreeSet::new());
     for strategy in ["anything", "neo", "apex"] {
         for at in (1..=n).step_by(step) {
-            // In turn: all on the device, a block on the CPU before the device's, one between them.
-            let on_host = [0, 0b11, 0b100][at as usize / step % 3];
+            // In turn: all on the device, a block on the CPU before the device's, one between them, all feed-forwards.
+            let units = [(0, 0), (0b11, 0), (0b100, 0), (0, 0b111)][at as usize / step % 4];
             let done = world
-                .run_caught(&script(at, strategy, fault(at), on_host))
-                .unwrap_or_else(|e| panic!("{strategy}, {:?}, units {on_host:#b}: {e}", fault(at)));
+                .run_caught(&script(at, strategy, fault(at), units))
+                .unwrap_or_else(|e| panic!("{strategy}, {:?}, units {units:?}: {e}", fault(at)));
             all.add(&done);
             reasons.extend(world.reasons.iter().cloned());
         }

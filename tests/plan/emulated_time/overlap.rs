@@ -182,8 +182,7 @@ fn the_device_never_waits_for_a_slow_host() {
     println!("a step beside parked cohorts takes {longest:.3} times one without; {stayed} looks in vain");
     assert!(stayed > 12 && longest > 0.0 && longest <= 1.05, "{stayed} {longest}");
     // Faster again: attention of a cohort under the whole of an iteration.
-    let mut run =
-        begin(&m, &Placement::all(Side::Device, m.spec.n_layers, 0), &machine(&folder, 0.05e9), 3, &[4]);
+    let mut run = begin(&m, &placement, &machine(&folder, 0.05e9), 3, &[4]);
     run.e.trace();
     for _ in 0..3 * MODEL_LAYERS {
         run.step();
