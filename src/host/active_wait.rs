@@ -6,10 +6,16 @@
 //! host     ──────██████████───────    as long as a step lasts: waking a thread takes longer (20 to 60 µs) than what it is
 //! step     │─────── active ──────│     woken for, and a step of two sides hands over once or twice a layer
 //! ```
+//! The issuing thread keeps to the cores that the workers leave. The system puts who is woken beside who wakes it, and a worker that is
+//! pinned to the issuing thread's core would wait until that one sleeps.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use core_affinity::CoreId;
+
+use super::cpu::{Thread, confine_current_thread};
 
 /// Whether to stay awake; the deadline is for a step that hangs.
 #[derive(Debug)]
@@ -32,32 +38,66 @@ impl Deadline {
     }
 }
 
+/// Cores for who gives work to a pool's pinned threads, and the thread that keeps to them, by both of its ids.
+#[derive(Debug)]
+struct Beside {
+    cores: Vec<CoreId>,
+    thread: Mutex<Option<(std::thread::ThreadId, Thread)>>,
+}
+
+impl Beside {
+    /// Confines the current thread, and lets go of the one before.
+    fn keep(&self) {
+        if self.cores.is_empty() {
+            return;
+        }
+        let current = std::thread::current().id();
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_some_and(|(id, _)| id == current) {
+            return;
+        }
+        confine_current_thread(&self.cores);
+        if let Some((_, before)) = thread.replace((current, Thread::current())) {
+            before.unpin();
+        }
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        if let Some((_, thread)) = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            thread.unpin();
+        }
+    }
+}
+
 /// A switch that several threads look at while they are idle: a pool's workers ([`Pool::active_wait`](super::Pool::active_wait)), and who gives
 /// them work.
 #[derive(Clone)]
 pub struct ActiveWait {
     deadline: Arc<Deadline>,
-    wake: Option<Arc<dyn Fn() + Send + Sync>>,
+    wake: Arc<dyn Fn() + Send + Sync>,
+    beside: Arc<Beside>,
 }
 
 impl ActiveWait {
-    /// Of threads other than a pool's.
-    pub fn alone() -> ActiveWait {
-        ActiveWait { deadline: Arc::default(), wake: None }
+    /// With the function that wakes the sleeping ones, and the cores that they leave to who gives them work.
+    pub(super) fn new(
+        deadline: Arc<Deadline>,
+        wake: Arc<dyn Fn() + Send + Sync>,
+        beside: Vec<CoreId>,
+    ) -> ActiveWait {
+        let beside = Beside { cores: beside, thread: Mutex::default() };
+        ActiveWait { deadline, wake, beside: Arc::new(beside) }
     }
 
-    /// With the function that wakes the sleeping ones.
-    pub(super) fn new(deadline: Arc<Deadline>, wake: Arc<dyn Fn() + Send + Sync>) -> ActiveWait {
-        ActiveWait { deadline, wake: Some(wake) }
-    }
-
-    /// From now on nobody sleeps, until [`ActiveWait::end`] or for `most` at the longest.
+    /// From now on nobody sleeps, until [`ActiveWait::end`] or for `most` at the longest. The current thread keeps to the cores beside a
+    /// pinned pool's until another one calls this, or the last copy of this is dropped.
     pub fn begin(&self, most: Duration) {
+        self.beside.keep();
         let until = (self.deadline.base.elapsed() + most).as_nanos() as u64;
         self.deadline.until.store(until.max(1), Ordering::SeqCst);
-        if let Some(wake) = &self.wake {
-            wake();
-        }
+        (self.wake)();
     }
 
     /// From now on idle threads sleep, each after its usual time.
@@ -80,10 +120,11 @@ impl std::fmt::Debug for ActiveWait {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::Pool;
 
     #[test]
     fn it_ends_when_told_and_by_itself() {
-        let active_wait = ActiveWait::alone();
+        let active_wait = Pool::new(1).active_wait();
         assert!(!active_wait.is_on());
         active_wait.begin(Duration::from_secs(60));
         assert!(active_wait.clone().is_on());
@@ -92,5 +133,37 @@ mod tests {
         active_wait.begin(Duration::from_millis(1));
         std::thread::sleep(Duration::from_millis(2));
         assert!(!active_wait.is_on(), "a step that hangs lets its threads sleep");
+    }
+
+    #[test]
+    fn who_gives_work_keeps_off_the_pools_cores() {
+        let all = crate::host::cpu::cores();
+        let mine = || core_affinity::get_core_ids().map_or(0, |cores| cores.len());
+        if crate::host::allowed_cores() < 2 || all.len() < 2 {
+            println!("skipped: one core only");
+            return;
+        }
+        let within = |f: &(dyn Fn() + Sync)| std::thread::scope(|s| s.spawn(f).join().unwrap());
+        within(&|| {
+            crate::host::unpin_current_thread();
+            // Another thread leads the pool, as the host's lane does.
+            let pool = std::thread::spawn(|| Pool::pinned(Some(1))).join().unwrap();
+            let active_wait = pool.active_wait();
+            active_wait.begin(Duration::from_secs(1));
+            assert_eq!(mine(), all.len() - 1);
+            assert!(!core_affinity::get_core_ids().unwrap().contains(&all[0]));
+            within(&|| {
+                active_wait.begin(Duration::from_secs(1));
+                assert_eq!(mine(), all.len() - 1);
+            });
+            assert_eq!(mine(), all.len(), "another one gives work now");
+            active_wait.begin(Duration::from_secs(1));
+            drop((pool, active_wait));
+            assert_eq!(mine(), all.len(), "no pool is left");
+
+            let pool = std::thread::spawn(|| Pool::pinned(None)).join().unwrap();
+            pool.active_wait().begin(Duration::from_secs(1));
+            assert_eq!(mine(), all.len(), "no core is left");
+        });
     }
 }

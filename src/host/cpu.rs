@@ -57,18 +57,26 @@ impl Thread {
     }
 }
 
+/// Lets the current thread run on `on` alone, without choosing one of them.
+pub(super) fn confine_current_thread(on: &[CoreId]) {
+    confine(0, on);
+}
+
 /// 0 is the current thread.
 fn unpin(thread: libc::pid_t) {
+    confine(thread, cores());
+}
+
+fn confine(thread: libc::pid_t, on: &[CoreId]) {
     #[cfg(not(target_os = "linux"))]
-    let _ = thread;
+    let _ = (thread, on);
     #[cfg(target_os = "linux")]
     {
         // SAFETY: a zeroed set is a valid, empty one; CPU_SET is called with numbers that fit the set; the
         // pointer is to a live set of the size given. A refusal changes nothing, and only speed depends on it.
         unsafe {
             let mut set: libc::cpu_set_t = std::mem::zeroed();
-            cores()
-                .iter()
+            on.iter()
                 .filter(|c| c.id < libc::CPU_SETSIZE as usize)
                 .for_each(|c| libc::CPU_SET(c.id, &mut set));
             libc::sched_setaffinity(thread, size_of::<libc::cpu_set_t>(), &set);

@@ -169,7 +169,8 @@ impl Pool {
         Pool { shared, workers, busy: Mutex::new(None), core: None }
     }
 
-    /// The switch that keeps idle workers from parking, for steps in which another device works between their jobs.
+    /// The switch that keeps idle workers from parking, for steps in which another device works between their jobs. Who switches it on
+    /// leaves pinned workers their cores, if there are others.
     pub fn active_wait(&self) -> ActiveWait {
         let (shared, threads) = (self.shared.clone(), self.workers.iter().map(|w| w.thread().clone()));
         let threads: Vec<std::thread::Thread> = threads.collect();
@@ -178,7 +179,11 @@ impl Pool {
                 threads.iter().for_each(std::thread::Thread::unpark);
             }
         };
-        ActiveWait::new(self.shared.active.clone(), Arc::new(wake))
+        let beside = match self.core {
+            Some(_) => super::cpu::cores()[self.threads()..].to_vec(),
+            None => Vec::new(),
+        };
+        ActiveWait::new(self.shared.active.clone(), Arc::new(wake), beside)
     }
 
     /// Number of threads that take part.

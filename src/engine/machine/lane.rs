@@ -274,8 +274,9 @@ impl<S: Send + 'static> Lane<S> {
             queue.open.insert(ticket);
             queue.of_step += usize::from(of_step);
             queue.pending.push_back((ticket, job));
-            self.shared.given.fetch_add(1, Ordering::Release);
             drop(queue);
+            // After the lock is free: who spins on this takes it at once.
+            self.shared.given.fetch_add(1, Ordering::Release);
             match self.shared.runtime.turns() {
                 // Waking is a system call even if no thread waits.
                 None => self.shared.to_lane.notify_one(),
@@ -585,8 +586,8 @@ impl<S> Shared<S> {
     }
 
     fn changed(&self, queue: MutexGuard<'_, Queue<S>>) {
-        self.changes.fetch_add(1, Ordering::Release);
         drop(queue);
+        self.changes.fetch_add(1, Ordering::Release);
         if self.runtime.turns().is_none() {
             self.from_lane.notify_all();
         }
@@ -605,8 +606,10 @@ impl<S> Shared<S> {
                     continue;
                 }
             };
+            // While locked: a job that comes later counts as new.
+            let given = self.given.load(Ordering::Acquire);
             drop(queue);
-            let (since, given) = (Instant::now(), self.given.load(Ordering::Acquire));
+            let since = Instant::now();
             let new_job = || self.given.load(Ordering::Acquire) != given;
             let mut done = self.runtime.is_done(&event);
             while matches!(done, Ok(false)) && self.spins(since) && !new_job() {

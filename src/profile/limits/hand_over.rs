@@ -8,7 +8,7 @@
 //! all of them are kept awake ([`ActiveWait`](crate::host::ActiveWait)), however long the device works in between.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +26,7 @@ pub struct HandOver {
     pub spinning_s: f64,
     /// Seconds for a job that comes when workers sleep.
     pub parked_s: f64,
-    /// Seconds for a job that comes as late but inside a step, which keeps them awake.
+    /// Seconds for a job that comes a millisecond later inside a step, which keeps them awake.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_step_s: Option<f64>,
     /// The lane that gives jobs to the pool beside a device.
@@ -45,7 +45,7 @@ pub struct LaneLimits {
     pub start_asleep_s: f64,
     /// To the end seen.
     pub asleep_s: f64,
-    /// To the end seen, after as long a pause inside a step, which keeps the lane awake.
+    /// To the end seen, a millisecond after another inside a step, which keeps the lane awake.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_step_s: Option<f64>,
 }
@@ -61,13 +61,25 @@ impl LaneLimits {
             spinning_s: median(JobPause::None, |h| h.seen_s)?,
             start_asleep_s: median(JobPause::Asleep(IDLE), |h| h.started_s)?,
             asleep_s: median(JobPause::Asleep(IDLE), |h| h.seen_s)?,
-            in_step_s: Some(median(JobPause::InStep(IDLE), |h| h.seen_s)?),
+            in_step_s: Some(median(JobPause::InStep(LAYER), |h| h.seen_s)?),
         })
     }
 }
 
 /// Longer than workers spin.
 const IDLE: Duration = Duration::from_millis(5);
+
+/// About what a layer takes, after which a step's next job comes; longer than workers spin, too. What the cores' caches forget
+/// meanwhile is part of a hand-over.
+const LAYER: Duration = Duration::from_millis(1);
+
+/// As the issuing thread does until the device's event.
+fn spin(time: Duration) {
+    let since = Instant::now();
+    while since.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
 
 impl HandOver {
     /// With all threads of `pool`: a chunk each, which waits until every thread has one, as long ones do.
@@ -111,7 +123,7 @@ impl HandOver {
             job();
             spinning.push(job());
             active_wait.begin(10 * IDLE);
-            std::thread::sleep(IDLE);
+            spin(LAYER);
             in_step.push(job());
             active_wait.end();
         }

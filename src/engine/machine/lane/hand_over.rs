@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{HostJob, Started};
-use crate::Result;
 use crate::device::Runtime;
-use crate::host::ActiveWait;
+use crate::host::{Pool, unpin_current_thread};
+use crate::{Error, Result};
 
 /// Seconds from giving the lane an empty job to its start, and until the waiting thread sees its end.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,13 +29,29 @@ pub enum JobPause {
     InStep(Duration),
 }
 
-/// Measures `times` jobs, each after such a pause, on a lane beside `runtime`'s.
+/// Measures `times` jobs, each after such a pause, on a lane beside `runtime`'s. As in an engine on a machine with a core for each, the lane's
+/// thread is pinned, and the thread that issues keeps to other cores.
 ///
 /// # Errors
 /// If the system refuses to start a thread, or the device has failed.
 pub fn hand_overs(runtime: &Arc<dyn Runtime>, times: usize, pause: JobPause) -> Result<Vec<LaneHandOver>> {
-    let (started, ()) = Started::new(|| ())?;
-    let mut lane = started.serve((), runtime.clone(), Some(ActiveWait::alone()));
+    let measure = || {
+        unpin_current_thread();
+        measure(runtime, times, pause)
+    };
+    let failed =
+        |e| Error::Run(format!("measuring the host's lane: the system refuses to start a thread: {e}"));
+    // A thread of its own, since the current one may be another pool's.
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().spawn_scoped(scope, measure).map_err(failed)?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn measure(runtime: &Arc<dyn Runtime>, times: usize, pause: JobPause) -> Result<Vec<LaneHandOver>> {
+    let (started, pool) = Started::new(|| Pool::pinned(Some(1)))?;
+    let mut lane = started.serve((), runtime.clone(), Some(pool.active_wait()));
+    lane.wait_actively(Duration::ZERO);
     let mut found = Vec::with_capacity(times);
     for _ in 0..times {
         match pause {
