@@ -13,7 +13,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::mpsc;
 use loom::thread;
-use sync::{Look, Word};
+use sync::{SyncState, SyncWord};
 
 /// Memory that one side writes and another reads, which loom watches: an access beside a write is a failure.
 #[derive(Default)]
@@ -36,7 +36,7 @@ impl Memory {
 
 #[derive(Default)]
 struct Shared {
-    word: Word,
+    word: SyncWord,
     out: Memory,
 }
 
@@ -59,10 +59,10 @@ fn what_is_ready_has_been_written() {
             let epoch = shared.word.park();
             give.send(epoch).unwrap();
             // An iteration in which it is not ready goes on without it.
-            while shared.word.look(epoch) == Look::Waiting {
+            while shared.word.look(epoch) == SyncState::Waiting {
                 thread::yield_now();
             }
-            assert_eq!(shared.word.look(epoch), Look::Ready);
+            assert_eq!(shared.word.look(epoch), SyncState::Ready);
             assert_eq!(shared.out.read(), value);
             shared.word.release(epoch);
         }
@@ -89,7 +89,7 @@ fn what_is_given_up_touches_nothing_afterwards() {
         let first = shared.word.park();
         give.send(first).unwrap();
         if !shared.word.discard(first) {
-            while shared.word.look(first) == Look::Waiting {
+            while shared.word.look(first) == SyncState::Waiting {
                 thread::yield_now();
             }
             shared.word.release(first);
@@ -99,11 +99,11 @@ fn what_is_given_up_touches_nothing_afterwards() {
         let second = shared.word.park();
         assert_ne!(first, second);
         give.send(second).unwrap();
-        while shared.word.look(second) == Look::Waiting {
+        while shared.word.look(second) == SyncState::Waiting {
             thread::yield_now();
         }
         // A late answer about the first is none about the second.
-        assert_eq!((shared.word.look(first), shared.out.read()), (Look::Waiting, 8));
+        assert_eq!((shared.word.look(first), shared.out.read()), (SyncState::Waiting, 8));
         shared.word.release(second);
         host.join().unwrap();
     });
@@ -122,12 +122,12 @@ fn a_failure_is_told_and_its_reason_is_there() {
             lane.word.fail(epoch);
         });
         match shared.word.look(epoch) {
-            Look::Waiting => {}
-            Look::Failed => assert_eq!(shared.out.read(), 99),
-            Look::Ready => panic!("a failure is no result"),
+            SyncState::Waiting => {}
+            SyncState::Failed => assert_eq!(shared.out.read(), 99),
+            SyncState::Ready => panic!("a failure is no result"),
         }
         host.join().unwrap();
-        assert_eq!(shared.word.look(epoch), Look::Failed);
+        assert_eq!(shared.word.look(epoch), SyncState::Failed);
         shared.word.release(epoch);
         shared.word.park();
     });
@@ -143,7 +143,7 @@ fn rows_in_a_mailbox_are_read_before_they_are_overwritten() {
         epoch: AtomicU32,
         rows: Memory,
         out: Memory,
-        word: Word,
+        word: SyncWord,
     }
     loom::model(|| {
         let mail = Arc::new(Mailbox::default());
@@ -180,7 +180,7 @@ fn rows_in_a_mailbox_are_read_before_they_are_overwritten() {
         let first = mail.word.park();
         to_device.send((false, 1)).unwrap();
         to_host.send((1, first)).unwrap();
-        while mail.word.look(first) == Look::Waiting {
+        while mail.word.look(first) == SyncState::Waiting {
             thread::yield_now();
         }
         mail.word.release(first);
@@ -189,7 +189,7 @@ fn rows_in_a_mailbox_are_read_before_they_are_overwritten() {
         to_host.send((2, second)).unwrap();
         device.join().unwrap();
         host.join().unwrap();
-        assert_eq!(mail.word.look(second), Look::Ready);
+        assert_eq!(mail.word.look(second), SyncState::Ready);
         assert_eq!(mail.out.read(), 20);
     });
 }

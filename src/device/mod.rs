@@ -44,7 +44,7 @@ mod turns;
 pub use accelerator::{
     Accelerator, Attend, AttnTables, EmbedWeight, ExpertRows, ExpertShape, ExpertWeights, FeedForward,
     FfnWeights, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NO_SLOT, NormWeight,
-    PageMove, PartialRows, Publish, Published, Residual, RowBytes, RowSpan, Shape, Step, StepContext,
+    PageMove, PartialRows, Publish, Published, Residual, RowBytes, RowOp, RowSpan, Shape, Step, StepContext,
     StepDesc, StepSeq, SubBatch, SubBatches, TOP_BYTES, TOP_K, UpWeight, Workspace, top_error, top_of,
 };
 pub use clock::{Clock, CopySpans, Moment, Rates, Work, uncount_waits};

@@ -17,9 +17,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::accelerator::{
-    Accelerator, Attend, EmbedWeight, ExpertWeights, FeedForward, LayerPages, LayerWeights, Limits,
-    LinearSource, LinearWeight, Mailbox, NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step,
-    StepContext, StepDesc, UpWeight, Workspace,
+    Accelerator, Attend, ExpertWeights, FeedForward, LayerPages, LayerWeights, Limits, LinearSource,
+    LinearWeight, Mailbox, PageMove, Publish, Residual, RowOp, Shape, Step, StepContext, StepDesc, UpWeight,
+    Workspace,
 };
 use super::clock::{Clock, Rates, Work};
 use super::emulated::EmulatedRuntime;
@@ -151,28 +151,6 @@ impl Timed {
         self.clock.rates()
     }
 
-    /// Runs a call of the inner accelerator with its own step, and occupies `lane` for the modelled time.
-    fn run(
-        &self,
-        cx: &StepContext<'_>,
-        seconds: f64,
-        call: impl FnOnce(&dyn Accelerator, &StepContext<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let step = Step { inner: self.step(cx).inner.clone(), ..cx.step.clone() };
-        self.emulated.elapse(cx.lane, seconds)?;
-        call(&*self.inner, &StepContext { step: &step, ..*cx })
-    }
-
-    fn computed(
-        &self,
-        cx: &StepContext<'_>,
-        work: impl IntoIterator<Item = Work>,
-        kernels: u32,
-        call: impl FnOnce(&dyn Accelerator, &StepContext<'_>) -> Result<()>,
-    ) -> Result<()> {
-        self.run(cx, self.rates().device_operation(sum(work), kernels), call)
-    }
-
     fn step<'a>(&self, cx: &'a StepContext<'_>) -> &'a TimedStep {
         cx.step.inner.downcast_ref().expect("a step that this accelerator prepared")
     }
@@ -237,6 +215,75 @@ impl Timed {
             (true, false) => self.rates().upload(bytes),
             (false, _) => self.rates().device.seconds(memory(2 * bytes)),
         }
+    }
+
+    /// Seconds of an operation.
+    fn seconds(&self, cx: &StepContext<'_>, op: RowOp<'_>, rows: &Range<usize>) -> Result<f64> {
+        let (n, shape, rates) = (rows.len(), cx.shape, self.rates());
+        let passed = |width: usize| activations(4 * n * width);
+        let (work, launches) = match op {
+            RowOp::Embed(weight) => {
+                let row = weight.dtype.row_bytes(shape.d_model).unwrap_or_default();
+                (sum([memory(n * row), passed(shape.d_model)]), Launches::EMBED)
+            }
+            RowOp::Fold(residual) => (self.added(cx, residual, n), 0),
+            RowOp::Project { layer, residual } => (self.projected(cx, layer, residual, n), Launches::PROJECT),
+            RowOp::Append { .. } => (self.appended(cx, n), Launches::APPEND),
+            RowOp::Publish(publish) => return Ok(self.published(cx, &publish, rows)),
+            RowOp::Qkv { layer, residual, publish, .. } => {
+                let work = sum([self.projected(cx, layer, residual, n), self.appended(cx, n)]);
+                let link = publish.map_or(0.0, |p| self.published(cx, &p, rows));
+                return Ok(rates.device_operation(work, Launches::PROJECT + Launches::APPEND) + link);
+            }
+            RowOp::Attend { layer, .. } => (self.attended(cx, layer, rows), Launches::ATTEND),
+            RowOp::Merge { other, .. } => {
+                let n = cx.step.lists.partial_in(rows).len();
+                let part = 4 * n * (shape.q_dim() + 2 * shape.n_heads);
+                let far = if self.emulated.is_host(other.o) { rates.upload(part) } else { 0.0 };
+                return Ok(far + rates.device.seconds(activations(2 * part + 2 * n * shape.q_dim())));
+            }
+            RowOp::Collect(_) => {
+                let n = cx.step.lists.elsewhere_in(rows).len();
+                return Ok(rates.upload(Mailbox::ELEMENT * n * shape.q_dim()));
+            }
+            RowOp::OutProj(layer) => (sum([linear(&layer.o, n), passed(shape.d_model)]), Launches::OUT),
+            RowOp::FfnUp { layer, residual } => {
+                let (products, bytes) = match &layer.ffn {
+                    FeedForward::Experts(e) => experts_up(shape, e, n),
+                    other => (ups(&other.dense()?.up, n), 2 * n * shape.d_ff),
+                };
+                let launches = match &layer.ffn {
+                    FeedForward::Experts(e) if e.is_divided() => Launches::DIVIDED[0],
+                    ffn => Launches::up(matches!(ffn, FeedForward::Experts(_))),
+                };
+                (sum([self.normed(cx, residual, n, products), activations(bytes)]), launches)
+            }
+            RowOp::FfnDown(layer) => {
+                let product = match &layer.ffn {
+                    FeedForward::Experts(e) => experts_down(shape, e, n),
+                    other => linear(&other.dense()?.down, n),
+                };
+                let launches = match &layer.ffn {
+                    FeedForward::Experts(e) if e.is_divided() => Launches::DIVIDED[1],
+                    ffn => Launches::down(matches!(ffn, FeedForward::Experts(_))),
+                };
+                (sum([product, passed(shape.d_model)]), launches)
+            }
+            RowOp::AddShare(_) => (passed(3 * shape.d_model), Launches::ADD),
+            RowOp::Logits { head, residual, .. } => {
+                let n = cx.step.lists.logits_in(rows).len();
+                let work = match n {
+                    0 => Work::default(),
+                    n => self.normed(cx, residual, n, linear(head, n)),
+                };
+                (sum([work, activations(4 * n * shape.vocab)]), Launches::HEAD)
+            }
+            RowOp::Argmax => {
+                let n = cx.step.lists.logits_in(rows).len();
+                (activations(4 * n * shape.vocab), Launches::PICK)
+            }
+        };
+        Ok(rates.device_operation(work, launches))
     }
 }
 
@@ -306,127 +353,11 @@ impl Accelerator for Timed {
         Ok(Step { inner, graph_key: None, ..prepared })
     }
 
-    fn embed(&self, cx: &StepContext<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()> {
-        let row = weight.dtype.row_bytes(cx.shape.d_model).unwrap_or_default();
-        let work = [memory(rows.len() * row), activations(4 * rows.len() * cx.shape.d_model)];
-        self.computed(cx, work, Launches::EMBED, |accel, cx| accel.embed(cx, weight, rows))
-    }
-
-    fn fold(&self, cx: &StepContext<'_>, residual: Residual, rows: Range<usize>) -> Result<()> {
-        let work = [self.added(cx, residual, rows.len())];
-        self.computed(cx, work, 0, |accel, cx| accel.fold(cx, residual, rows))
-    }
-
-    fn project(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        residual: Residual,
-        rows: Range<usize>,
-    ) -> Result<()> {
-        let work = [self.projected(cx, layer, residual, rows.len())];
-        self.computed(cx, work, Launches::PROJECT, |accel, cx| accel.project(cx, layer, residual, rows))
-    }
-
-    fn append(&self, cx: &StepContext<'_>, kv: DevPtr, rows: Range<usize>) -> Result<()> {
-        let work = [self.appended(cx, rows.len())];
-        self.computed(cx, work, Launches::APPEND, |accel, cx| accel.append(cx, kv, rows))
-    }
-
-    fn publish(&self, cx: &StepContext<'_>, publish: Publish<'_>, rows: Range<usize>) -> Result<()> {
-        self.run(cx, self.published(cx, &publish, &rows), |accel, cx| accel.publish(cx, publish, rows))
-    }
-
-    fn qkv(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        kv: DevPtr,
-        residual: Residual,
-        publish: Option<Publish<'_>>,
-        rows: Range<usize>,
-    ) -> Result<()> {
-        let n = rows.len();
-        let work = sum([self.projected(cx, layer, residual, n), self.appended(cx, n)]);
-        let link = publish.as_ref().map_or(0.0, |p| self.published(cx, p, &rows));
-        let seconds = self.rates().device_operation(work, Launches::PROJECT + Launches::APPEND) + link;
-        self.run(cx, seconds, |accel, cx| accel.qkv(cx, layer, kv, residual, publish, rows))
-    }
-
-    fn attend(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        kv: DevPtr,
-        rows: Range<usize>,
-    ) -> Result<()> {
-        let work = [self.attended(cx, layer, &rows)];
-        self.computed(cx, work, Launches::ATTEND, |accel, cx| accel.attend(cx, layer, kv, rows))
-    }
-
-    fn out_proj(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
-        let work = [linear(&layer.o, rows.len()), activations(4 * rows.len() * cx.shape.d_model)];
-        self.computed(cx, work, Launches::OUT, |accel, cx| accel.out_proj(cx, layer, rows))
-    }
-
-    fn ffn_up(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        residual: Residual,
-        rows: Range<usize>,
-    ) -> Result<()> {
-        let n = rows.len();
-        let (products, passed) = match &layer.ffn {
-            FeedForward::Experts(e) => experts_up(cx.shape, e, n),
-            other => (ups(&other.dense()?.up, n), 2 * n * cx.shape.d_ff),
-        };
-        let work = [self.normed(cx, residual, n, products), activations(passed)];
-        let launches = match &layer.ffn {
-            FeedForward::Experts(e) if e.is_divided() => Launches::DIVIDED[0],
-            ffn => Launches::up(matches!(ffn, FeedForward::Experts(_))),
-        };
-        self.computed(cx, work, launches, |accel, cx| accel.ffn_up(cx, layer, residual, rows))
-    }
-
-    fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
-        let product = match &layer.ffn {
-            FeedForward::Experts(e) => experts_down(cx.shape, e, rows.len()),
-            other => linear(&other.dense()?.down, rows.len()),
-        };
-        let work = [product, activations(4 * rows.len() * cx.shape.d_model)];
-        let launches = match &layer.ffn {
-            FeedForward::Experts(e) if e.is_divided() => Launches::DIVIDED[1],
-            ffn => Launches::down(matches!(ffn, FeedForward::Experts(_))),
-        };
-        self.computed(cx, work, launches, |accel, cx| accel.ffn_down(cx, layer, rows))
-    }
-
-    fn add_share(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
-        let work = [activations(3 * 4 * rows.len() * cx.shape.d_model)];
-        self.computed(cx, work, Launches::ADD, |accel, cx| accel.add_share(cx, layer, rows))
-    }
-
-    fn logits(
-        &self,
-        cx: &StepContext<'_>,
-        norm: NormWeight,
-        head: &LinearWeight,
-        residual: Residual,
-        rows: Range<usize>,
-    ) -> Result<()> {
-        let n = cx.step.lists.logits_in(&rows).len();
-        let work = match n {
-            0 => Work::default(),
-            n => self.normed(cx, residual, n, linear(head, n)),
-        };
-        let work = [work, activations(4 * n * cx.shape.vocab)];
-        self.computed(cx, work, Launches::HEAD, |accel, cx| accel.logits(cx, norm, head, residual, rows))
-    }
-
-    fn argmax(&self, cx: &StepContext<'_>, rows: Range<usize>) -> Result<()> {
-        let work = [activations(4 * cx.step.lists.logits_in(&rows).len() * cx.shape.vocab)];
-        self.computed(cx, work, Launches::PICK, |accel, cx| accel.argmax(cx, rows))
+    /// Occupies the lane for the modelled time, and has the inner accelerator do it, with its own step.
+    fn enqueue(&self, cx: &StepContext<'_>, op: RowOp<'_>, rows: Range<usize>) -> Result<()> {
+        let step = Step { inner: self.step(cx).inner.clone(), ..cx.step.clone() };
+        self.emulated.elapse(cx.lane, self.seconds(cx, op, &rows)?)?;
+        self.inner.enqueue(&StepContext { step: &step, ..*cx }, op, rows)
     }
 
     fn top(&self, lane: Lane, shape: &Shape, ws: &Workspace, factors: &[f32]) -> Result<()> {
@@ -434,26 +365,6 @@ impl Accelerator for Timed {
         let work = activations(2 * 4 * factors.len() * shape.vocab);
         self.emulated.elapse(lane, self.rates().device_operation(work, Launches::TOP))?;
         self.inner.top(lane, shape, ws, factors)
-    }
-
-    fn collect(&self, cx: &StepContext<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()> {
-        let n = cx.step.lists.elsewhere_in(&rows).len();
-        let seconds = self.rates().upload(Mailbox::ELEMENT * n * cx.shape.q_dim());
-        self.run(cx, seconds, |accel, cx| accel.collect(cx, mailbox, rows))
-    }
-
-    fn merge(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        other: &PartialRows,
-        rows: Range<usize>,
-    ) -> Result<()> {
-        let n = cx.step.lists.partial_in(&rows).len();
-        let part = 4 * n * (cx.shape.q_dim() + 2 * cx.shape.n_heads);
-        let far = if self.emulated.is_host(other.o) { self.rates().upload(part) } else { 0.0 };
-        let seconds = far + self.rates().device.seconds(activations(2 * part + 2 * n * cx.shape.q_dim()));
-        self.run(cx, seconds, |accel, cx| accel.merge(cx, layer, other, rows))
     }
 
     fn gather_pages(

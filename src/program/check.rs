@@ -50,14 +50,14 @@ struct Walk<'a> {
     moved: HashMap<RequestId, Vec<(Side, Range<u32>)>>,
     weights: HashMap<u8, u32>,
     /// For each sub-batch, whether its operations are carried out: not those of a cohort that does not join.
-    goes: Vec<Goes>,
+    status: Vec<CohortStatus>,
 }
 
 /// Whether the operations of a sub-batch are carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Goes {
+enum CohortStatus {
     /// They are.
-    On,
+    Runs,
     /// Not before it has joined; whether it will.
     Parked(bool),
     /// They are not: it stays parked.
@@ -205,7 +205,7 @@ impl<'a> Walk<'a> {
             staged: HashMap::new(),
             moved,
             weights: HashMap::new(),
-            goes: vec![Goes::On; iteration.sub_batches.len()],
+            status: vec![CohortStatus::Runs; iteration.sub_batches.len()],
             windows: (windows, which),
         })
     }

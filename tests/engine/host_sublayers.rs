@@ -146,7 +146,7 @@ fn run(w: &World, ws: &mut HostWorkspace, steps: &mut [HostStep], attention: &At
                 // What one operation adds by itself, another adds with its norm.
                 let after = layer.after_attention();
                 if i % 2 == 0 {
-                    cx.settle(ws, after, rows.clone());
+                    cx.add_residual(ws, after, rows.clone());
                     cx.ffn_up(ws, layer, Residual::None, rows.clone());
                 } else {
                     cx.ffn_up(ws, layer, after, rows.clone());

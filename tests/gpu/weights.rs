@@ -10,7 +10,8 @@ use tandem::cache::PAGE_TOKENS;
 use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRuntime};
 use tandem::device::{
     Accelerator, Attend, AttnTables, Buffer, DevPtr, EmbedWeight, Lane, LayerWeights, Limits, LinearWeight,
-    NormWeight, Residual, Runtime, Shape, StepContext, StepDesc, StepSeq, SubBatch, SubBatches, on_kernels,
+    NormWeight, Residual, RowOp, Runtime, Shape, StepContext, StepDesc, StepSeq, SubBatch, SubBatches,
+    on_kernels,
 };
 use tandem::engine::{
     LayerImage, LayerLayout, LayerSource, LayerStream, Upload, activation_type, embedding_bytes, head_bytes,
@@ -84,7 +85,7 @@ impl Bench<'_> {
 
     fn forward(&self, cx: &StepContext<'_>, layers: &mut Layers<'_>) -> tandem::Result<()> {
         let (a, rows) = (self.accel, cx.all());
-        a.embed(cx, &self.embed, rows.clone())?;
+        a.enqueue(cx, RowOp::Embed(&self.embed), rows.clone())?;
         if let Layers::Streamed(images, stream) = layers {
             stream.fetch(&images[0])?;
         }
@@ -98,18 +99,26 @@ impl Bench<'_> {
                     stream.acquire(layout, self.tables[layout.layer])?
                 }
             };
-            a.qkv(cx, &layer, kv.ptr(), Residual::None, None, rows.clone())?;
-            a.attend(cx, &layer, kv.ptr(), rows.clone())?;
-            a.out_proj(cx, &layer, rows.clone())?;
-            a.ffn_up(cx, &layer, Residual::after(layer.post_attn), rows.clone())?;
-            a.ffn_down(cx, &layer, rows.clone())?;
+            a.enqueue(
+                cx,
+                RowOp::Qkv { layer: &layer, kv: kv.ptr(), residual: Residual::None, publish: None },
+                rows.clone(),
+            )?;
+            a.enqueue(cx, RowOp::Attend { layer: &layer, kv: kv.ptr() }, rows.clone())?;
+            a.enqueue(cx, RowOp::OutProj(&layer), rows.clone())?;
+            a.enqueue(
+                cx,
+                RowOp::FfnUp { layer: &layer, residual: Residual::after(layer.post_attn) },
+                rows.clone(),
+            )?;
+            a.enqueue(cx, RowOp::FfnDown(&layer), rows.clone())?;
             // Before the layer's buffer is given up: the norm of what is added is the layer's, too.
-            a.fold(cx, Residual::after(layer.post_ffn), rows.clone())?;
+            a.enqueue(cx, RowOp::Fold(Residual::after(layer.post_ffn)), rows.clone())?;
             if let Layers::Streamed(_, stream) = layers {
                 stream.release(i)?;
             }
         }
-        a.logits(cx, self.norm, &self.head, Residual::None, rows)
+        a.enqueue(cx, RowOp::Logits { norm: self.norm, head: &self.head, residual: Residual::None }, rows)
     }
 }
 

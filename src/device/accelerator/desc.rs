@@ -1,12 +1,12 @@
 //! The description of a step: its rows, and where the attention of each is computed.
 
-/// Which tokens' attention [`Accelerator::attend`](super::Accelerator::attend) computes on this device.
+/// Which tokens' attention [`RowOp::Attend`](super::RowOp::Attend) computes on this device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attend {
     /// Attention over all tokens, on this device.
     Here,
     /// This device attends the tokens from `from` on (the beginning of a page). Another device attends the rest, and
-    /// its result is merged in ([`Accelerator::merge`](super::Accelerator::merge)).
+    /// its result is merged in ([`RowOp::Merge`](super::RowOp::Merge)).
     From {
         /// First token whose page is on the device.
         from: usize,
@@ -85,7 +85,7 @@ pub struct StepDesc<'a> {
     pub tokens: &'a [u32],
     /// Rows that want logits, ascending.
     pub logit_rows: &'a [u32],
-    /// First rows of sequences, ascending: the only rows between which [`Accelerator::attend`](super::Accelerator::attend)
+    /// First rows of sequences, ascending: the only rows between which [`RowOp::Attend`](super::RowOp::Attend)
     /// may be divided into several calls. A sequence whose keys and values lie in another place than those of the
     /// others (a staging area) needs a call of its own.
     pub cuts: &'a [usize],

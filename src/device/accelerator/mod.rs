@@ -9,13 +9,13 @@
 //!             └─► publish ┄┄ host ┄┄► collect, merge     (rows whose attention is computed elsewhere, in full or in part)
 //! ```
 //!
-//! Every operation takes a range of the step's rows, so that rows of one step may be computed in different
+//! Every operation ([`RowOp`]) is enqueued for a range of the step's rows, so that rows of one step may be computed in different
 //! places and at different times. A sub-batch that runs concurrently with another has its own step and workspace
 //! ([`SubBatches`]). Weights and KV pages are addresses: a layer may sit anywhere in the device's memory, a staging
 //! buffer included, and rows may append to (and attend over) any pages, a layer's or a staging area's.
 //!
 //! Every operation on a row gives the same bits whatever other rows are in the batch, as long as
-//! [`Accelerator::row_bucket`] of the number of rows is the same, and whether [`Accelerator::qkv`] computed it or
+//! [`Accelerator::row_bucket`] of the number of rows is the same, and whether [`RowOp::Qkv`] computed it or
 //! its parts one by one.
 //!
 //! A step or call that exceeds what was planned returns [`crate::Error::Capacity`], one that contradicts itself
@@ -25,12 +25,13 @@
 //! queries, keys and values as attention reads them are [`Half`] (`kv`). Pages are
 //! `[page][kv_head][K, V][32 tokens][head_dim]` per layer.
 //!
-//! This file defines the trait. Each of its argument types has a file: `shape`, `weights`, `workspace`, `desc`, `step`
+//! This file defines the trait. Each of its argument types has a file: `op`, `shape`, `weights`, `workspace`, `desc`, `step`
 //! and `rows`, `exchange`.
 
 mod desc;
 mod exchange;
 mod experts;
+mod op;
 mod rows;
 mod shape;
 mod step;
@@ -44,6 +45,7 @@ use std::sync::Arc;
 pub use self::desc::{Attend, StepDesc, StepSeq};
 pub use self::exchange::{LayerPages, Mailbox, PageMove, Publish, Published};
 pub use self::experts::ExpertRows;
+pub use self::op::RowOp;
 pub use self::rows::StepRows;
 pub use self::shape::{ExpertShape, Limits, Shape};
 pub use self::step::{Step, StepContext};
@@ -116,61 +118,14 @@ pub trait Accelerator: Send + Sync {
         memory: DevPtr,
     ) -> Result<Step>;
 
-    /// hidden = embedding of the step's tokens (+ learned positions).
-    fn embed(&self, cx: &StepContext<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()>;
+    /// Enqueues an operation on rows of a step.
+    ///
+    /// # Errors
+    /// [`crate::Error::Capacity`], [`crate::Error::Usage`]: see the [module](self); the runtime's error if the device has failed.
+    fn enqueue(&self, cx: &StepContext<'_>, op: RowOp<'_>, rows: Range<usize>) -> Result<()>;
 
-    /// hidden += residual. Rows that cross to the host must contain the residual.
-    fn fold(&self, cx: &StepContext<'_>, residual: Residual, rows: Range<usize>) -> Result<()>;
-
-    /// hidden += residual; x = norm(hidden), or hidden without a norm; qkv = W·x + bias, norms of q and k, RoPE.
-    fn project(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        residual: Residual,
-        rows: Range<usize>,
-    ) -> Result<()>;
-
-    /// Turns qkv into the inputs of attention: q = the rounded queries; keys and values of rows attended on this
-    /// device, in full or in part, go to their pages in `kv`. `kv` is the base of a layer's pages, or of a staging area
-    /// with the step's page numbers. The rows of qkv may have been projected on this device, or uploaded
-    /// ([`Workspace::qkv_rows`]).
-    fn append(&self, cx: &StepContext<'_>, kv: DevPtr, rows: Range<usize>) -> Result<()>;
-
-    /// Copies the rows of qkv that are attended elsewhere, in full or in part, to their places in a mailbox, then
-    /// publishes its epoch. Without such rows nothing is published.
-    fn publish(&self, cx: &StepContext<'_>, publish: Publish<'_>, rows: Range<usize>) -> Result<()>;
-
-    /// [`Accelerator::project`], [`Accelerator::append`] and [`Accelerator::publish`] in one, with the same results,
-    /// except that the contents of qkv afterwards are unspecified. Implementations that do all three in one pass over
-    /// the rows override it.
-    fn qkv(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        kv: DevPtr,
-        residual: Residual,
-        publish: Option<Publish<'_>>,
-        rows: Range<usize>,
-    ) -> Result<()> {
-        self.project(cx, layer, residual, rows.clone())?;
-        self.append(cx, kv, rows.clone())?;
-        publish.map_or(Ok(()), |p| self.publish(cx, p, rows))
-    }
-
-    /// attn = attention of the rows that are attended on this device, over their pages and with the layer's sinks; `ws.partial` = the
-    /// partial attention of rows with [`Attend::From`] or [`Attend::UpTo`], which sinks do not join; attn of padding rows = 0. `rows` begin and end at
-    /// [`StepDesc::cuts`], or are all rows.
-    fn attend(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        kv: DevPtr,
-        rows: Range<usize>,
-    ) -> Result<()>;
-
-    /// Declares to a runtime that watches memory which pages of `kv` [`Accelerator::append`] (`appends`) or
-    /// [`Accelerator::attend`] of these rows touches. Recorded work needs it, because a replay touches the pages of
+    /// Declares to a runtime that watches memory which pages of `kv` [`RowOp::Append`] (`appends`) or
+    /// [`RowOp::Attend`] of these rows touches. Recorded work needs it, because a replay touches the pages of
     /// another step. Implementations whose work is never recorded need not override it.
     ///
     /// # Errors
@@ -186,64 +141,12 @@ pub trait Accelerator: Send + Sync {
         Ok(())
     }
 
-    /// delta = W·attn + bias.
-    fn out_proj(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()>;
-
-    /// hidden += residual; x = norm(hidden); act = activation(W·x + bias). Of experts: chooses those of each row, and computes
-    /// the activations of the chosen ones, and of the shared one ([`ExpertRows`]). Where the host computes some of them it waits for
-    /// the choices: then activations of the chosen ones belong to [`Accelerator::ffn_down`].
-    fn ffn_up(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        residual: Residual,
-        rows: Range<usize>,
-    ) -> Result<()>;
-
-    /// delta = W·act + bias. Of experts: Σ weight·(W·act) of the chosen ones, in the order of a row's choices, added to what the
-    /// shared one gives.
-    fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()>;
-
-    /// Of a layer whose experts are divided: delta += what the host's experts give ([`ExpertRows::share`]), after
-    /// [`Accelerator::ffn_down`], which has computed the sum of the device's. With exact results both are added here, in the order of a
-    /// row's choices.
-    fn add_share(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()>;
-
-    /// logits = head(norm(hidden + residual)) of the rows that want logits, soft-capped, each at its place among all
-    /// rows of the step that want logits.
-    fn logits(
-        &self,
-        cx: &StepContext<'_>,
-        norm: NormWeight,
-        head: &LinearWeight,
-        residual: Residual,
-        rows: Range<usize>,
-    ) -> Result<()>;
-
-    /// argmax\[i\] = the token of the largest logit, the lowest index among equals, of the rows that want logits, and
-    /// log Σ e^x of the row's logits ([`Workspace::logsumexp_at`]), which is not finite if a logit is NaN or infinite.
-    fn argmax(&self, cx: &StepContext<'_>, rows: Range<usize>) -> Result<()>;
-
     /// top\[i\] = the [`TOP_K`] likeliest tokens of row i of those that want logits, likeliest first (by the total order of
     /// floats, -0 below 0; the lowest token among equals; NaN last), and Σ e^(factor·(x − max)) over the row, within
     /// [`top_error`] of itself: for the first `factors.len()` of these rows, after
-    /// [`Accelerator::logits`]. The sum
+    /// [`RowOp::Logits`]. The sum
     /// is NaN if a logit is NaN, and if the largest or the factor is infinite.
     fn top(&self, lane: Lane, shape: &Shape, ws: &Workspace, factors: &[f32]) -> Result<()>;
-
-    /// attn of the rows that are attended elsewhere = o of `mailbox`. The host has written o before the call.
-    fn collect(&self, cx: &StepContext<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()>;
-
-    /// attn of the rows with [`Attend::From`] = `ws.partial` merged with `other`, the attention over the tokens before
-    /// `from`, and with the sinks of `layer`. `other` begins with the first such row of the step, and may lie in mapped memory; or it is the result of
-    /// a step of the same rows with [`Attend::UpTo`], in a workspace with another `partial`.
-    fn merge(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        other: &PartialRows,
-        rows: Range<usize>,
-    ) -> Result<()>;
 
     /// Copies the same pages of each of these layers to their host's side, device or mapped memory, in the host's page
     /// layout ([`crate::cache`]). Any lane will do: the call involves no step and no other memory, and the lists may be

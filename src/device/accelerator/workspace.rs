@@ -20,7 +20,7 @@ pub struct Workspace {
     pub delta: DevPtr,
     /// Normed, act `[rows][d]`.
     pub x: DevPtr,
-    /// q|k|v, f32 `[rows][qkv_dim]`, with bias, norm and RoPE applied after [`Accelerator::project`].
+    /// q|k|v, f32 `[rows][qkv_dim]`, with bias, norm and RoPE applied after [`RowOp::Project`](super::RowOp::Project).
     pub qkv: DevPtr,
     /// Queries as attention reads them, kv `[rows][q_dim]`.
     pub q: DevPtr,
@@ -214,7 +214,7 @@ impl Workspace {
         }
     }
 
-    /// Rows of the residual stream. They cross the link between layers on different sides, after [`Accelerator::fold`]
+    /// Rows of the residual stream. They cross the link between layers on different sides, after [`RowOp::Fold`](super::RowOp::Fold)
     /// has added the residual.
     pub fn hidden_rows(&self, shape: &Shape, rows: &Range<usize>) -> RowSpan {
         span(self.hidden, RowBytes::new(shape).hidden, rows)
@@ -225,7 +225,7 @@ impl Workspace {
         span(self.delta, RowBytes::new(shape).delta, rows)
     }
 
-    /// Rows of q|k|v; rows that the host projected are uploaded here before [`Accelerator::append`].
+    /// Rows of q|k|v; rows that the host projected are uploaded here before [`RowOp::Append`](super::RowOp::Append).
     pub fn qkv_rows(&self, shape: &Shape, rows: &Range<usize>) -> RowSpan {
         span(self.qkv, RowBytes::new(shape).qkv, rows)
     }
@@ -265,7 +265,7 @@ impl Workspace {
         self.argmax.add(4 * (self.limits.logit_rows + place))
     }
 
-    /// The results of [`Accelerator::argmax`] for the first `rows` rows that want logits, as one span.
+    /// The results of [`RowOp::Argmax`](super::RowOp::Argmax) for the first `rows` rows that want logits, as one span.
     pub fn picked(&self, rows: usize) -> RowSpan {
         RowSpan { ptr: self.argmax, bytes: 4 * (self.limits.logit_rows + rows) }
     }

@@ -47,7 +47,7 @@ pub(super) struct Context {
     /// Number of operations enqueued on each lane.
     work: [AtomicU64; 3],
     /// How much of it is known to be done.
-    settled: [AtomicU64; 3],
+    done: [AtomicU64; 3],
     lost: OnceLock<String>,
 }
 
@@ -89,7 +89,7 @@ impl Context {
             handles: Handles { device: handle, context, streams: [std::ptr::null_mut(); 3] },
             last: std::array::from_fn(|_| Mutex::new(Work::Nothing)),
             work: Default::default(),
-            settled: Default::default(),
+            done: Default::default(),
             lost: OnceLock::new(),
         };
         this.bind()?;
@@ -132,15 +132,15 @@ impl Context {
         Lane::ALL.map(|lane| self.work[lane as usize].load(Ordering::Acquire))
     }
 
-    /// How much has been enqueued on a lane, if [`Context::settled`] has not been told that it is done.
-    pub fn unsettled(&self, lane: Lane) -> Option<u64> {
+    /// How much has been enqueued on a lane, if [`Context::lane_is_done`] has not been told that it is done.
+    pub fn not_known_done(&self, lane: Lane) -> Option<u64> {
         let work = self.work[lane as usize].load(Ordering::Acquire);
-        (work > self.settled[lane as usize].load(Ordering::Acquire)).then_some(work)
+        (work > self.done[lane as usize].load(Ordering::Acquire)).then_some(work)
     }
 
     /// As much as `work` of a lane is done.
-    pub fn settled(&self, lane: Lane, work: u64) {
-        self.settled[lane as usize].fetch_max(work, Ordering::Release);
+    pub fn lane_is_done(&self, lane: Lane, work: u64) {
+        self.done[lane as usize].fetch_max(work, Ordering::Release);
     }
 
     /// Remembers the work enqueued on a lane, and turns a refusal by the driver into an error.
@@ -189,7 +189,7 @@ impl Context {
 
     /// Blocks until nothing is in flight on the lanes of this runtime. Never waits for the context: another runtime may be
     /// recording in it. The next call reports errors.
-    pub fn settle(&self) {
+    pub fn wait_for_lanes(&self) {
         if self.bind().is_err() {
             return;
         }
@@ -205,7 +205,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        self.settle();
+        self.wait_for_lanes();
         // Error codes are ignored: nobody could act on them during drop.
         let (handles, usable) = (self.handles, self.bind().is_ok());
         gate::quietly(move || {

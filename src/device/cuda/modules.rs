@@ -194,7 +194,7 @@ impl Drop for Modules {
         let context = self.context.clone();
         // Unloading may synchronise the context, in which another runtime may be recording.
         gate::quietly(move || {
-            context.settle();
+            context.wait_for_lanes();
             if context.bind().is_ok() {
                 for (_, Loaded(module)) in all {
                     // SAFETY: loaded once, unloaded once, and nothing is in flight.

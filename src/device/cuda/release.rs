@@ -111,7 +111,7 @@ impl Release {
         // If events cannot be recorded (the driver is out of host memory, or the device is lost), wait for the lanes
         // themselves.
         let events = events.unwrap_or_else(|_| {
-            self.context.settle();
+            self.context.wait_for_lanes();
             Vec::new()
         });
         let fence = Arc::new(Fence(events));
@@ -169,7 +169,7 @@ impl Drop for Release {
         state.last = None;
         if !dead.is_empty() {
             gate::quietly(move || {
-                context.settle();
+                context.wait_for_lanes();
                 dead.into_iter().for_each(|(dead, _)| give_back(&context, dead));
             });
         }

@@ -350,9 +350,9 @@ impl Runtime for CudaRuntime {
         self.context.bind()?;
         for lane in Lane::ALL {
             // A lane that got nothing since somebody waited for it is idle.
-            let Some(work) = self.context.unsettled(lane) else { continue };
+            let Some(work) = self.context.not_known_done(lane) else { continue };
             self.spin_until_done(&self.record(lane)?)?;
-            self.context.settled(lane, work);
+            self.context.lane_is_done(lane, work);
         }
         Ok(())
     }

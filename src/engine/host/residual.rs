@@ -16,7 +16,7 @@ use crate::tensor::RowsMut;
 /// The last sublayer's output, which is still to be added to the residual stream.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Residual<'a> {
-    /// Nothing (before the first sublayer, or after [`HostContext::settle`]).
+    /// Nothing (before the first sublayer, or after [`HostContext::add_residual`]).
     None,
     /// `delta`.
     Delta,
@@ -100,7 +100,7 @@ pub(super) fn norm_rows(
 impl HostContext<'_> {
     /// hidden += residual, so that hidden alone is complete before rows cross to an accelerator. The following norm,
     /// with [`Residual::None`], gives the same bits as if it had done the addition.
-    pub fn settle(&self, ws: &mut HostWorkspace, residual: Residual<'_>, rows: Range<usize>) {
+    pub fn add_residual(&self, ws: &mut HostWorkspace, residual: Residual<'_>, rows: Range<usize>) {
         let (k, eps) = (self.host.kernels, self.model.spec.norm.eps());
         let (hidden, delta) = (ws.hidden.view_mut(rows.clone()), ws.delta.view_mut(rows));
         let width = hidden.width();

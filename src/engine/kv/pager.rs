@@ -94,7 +94,7 @@ impl Pager {
     }
 
     /// Device pages that stay in use once moves have settled on a full device.
-    pub fn settled(&self) -> usize {
+    pub fn device_pages_kept(&self) -> usize {
         self.middle
     }
 

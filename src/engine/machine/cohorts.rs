@@ -13,14 +13,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::chain::{Chain, Turn};
+use super::cohort_turn::{CohortJobs, CohortTurn};
 use super::host::HostHalf;
 use super::issue::{Issue, Uses};
 use super::lane::{Detached, HostJob, NONE, Ticket};
 use super::lists::PartLists;
 use super::lowered::Lowered;
 use super::part::Part;
-use super::sync::{Look, Word};
+use super::sync::{SyncState, SyncWord};
 use super::{HostSide, RealMachine};
 use crate::device::Lane as DeviceLane;
 use crate::engine::host::HostSeq;
@@ -36,7 +36,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// A line of the sync table: the cohort that owns this sub-batch, if any.
 #[derive(Default)]
 pub(super) struct Slot {
-    word: Arc<Word>,
+    word: Arc<SyncWord>,
     error: Arc<Mutex<Option<Error>>>,
     parked: Option<Parked>,
     /// The memory that its jobs use.
@@ -112,15 +112,19 @@ impl RealMachine {
     /// # Errors
     /// If it does not, if it would use a sub-batch that a cohort owns in another way, or if cohorts cannot run on the
     /// placement.
-    pub(super) fn begin_cohorts(&mut self, iteration: &Iteration, parts: &[Part<'_>]) -> Result<Vec<Chain>> {
-        let mut chains = vec![Chain::default(); parts.len()];
+    pub(super) fn begin_cohorts(
+        &mut self,
+        iteration: &Iteration,
+        parts: &[Part<'_>],
+    ) -> Result<Vec<CohortJobs>> {
+        let mut chains = vec![CohortJobs::default(); parts.len()];
         for (b, part) in parts.iter().enumerate() {
             let parked = self.slots.get(b).and_then(|s| s.parked.as_ref());
             let cohort = iteration.flow == Flow::Async && b > 0 && !part.groups.is_empty();
             chains[b].turn = match (cohort, parked, iteration.sub_batches[b].at) {
                 (false, None, _) => continue,
-                (true, None, None) => Turn::Begins,
-                (true, Some(p), Some(at)) if p.at == at && p.groups == part.groups => Turn::Parked,
+                (true, None, None) => CohortTurn::Begins,
+                (true, Some(p), Some(at)) if p.at == at && p.groups == part.groups => CohortTurn::Parked,
                 (false, Some(_), _) if part.groups.is_empty() => continue,
                 (_, parked, at) => {
                     return Err(Error::usage(format!(
@@ -130,15 +134,15 @@ impl RealMachine {
                 }
             };
         }
-        if chains.iter().any(|c| c.turn != Turn::None) {
+        if chains.iter().any(|c| c.turn != CohortTurn::None) {
             self.check_cohorts()?;
         }
         if self.slots.len() < parts.len() {
             self.slots.resize_with(parts.len(), Slot::default);
         }
         // If the device has no rows of its own and no cohort begins, there is nothing to do until one is ready.
-        let waits = chains.iter().any(|c| c.turn == Turn::Parked)
-            && chains.iter().all(|c| matches!(c.turn, Turn::Parked | Turn::None))
+        let waits = chains.iter().any(|c| c.turn == CohortTurn::Parked)
+            && chains.iter().all(|c| matches!(c.turn, CohortTurn::Parked | CohortTurn::None))
             && parts[0].groups.is_empty();
         if waits {
             self.wait_for_one(&chains);
@@ -172,12 +176,12 @@ impl RealMachine {
     }
 
     /// Gives the host's lane the rows of cohorts that begin.
-    pub(super) fn prepare_cohorts(&mut self, parts: &[Part<'_>], chains: &mut [Chain]) {
+    pub(super) fn prepare_cohorts(&mut self, parts: &[Part<'_>], chains: &mut [CohortJobs]) {
         for (b, part) in parts.iter().enumerate() {
-            if chains[b].turn == Turn::Begins {
+            if chains[b].turn == CohortTurn::Begins {
                 let job = self.preparation(b, part, self.placement.head == Side::Host);
                 self.give_detached(b, job, false, &mut chains[b]);
-            } else if chains[b].turn != Turn::None {
+            } else if chains[b].turn != CohortTurn::None {
                 self.work.begin(b, &part.host_sequences(false), &part.boundaries(), &part.wanted);
             }
         }
@@ -216,7 +220,7 @@ impl RealMachine {
         b: usize,
         mut job: HostJob<HostHalf>,
         last: bool,
-        chain: &mut Chain,
+        chain: &mut CohortJobs,
     ) -> Ticket {
         let slot = &self.slots[b];
         let first = chain.epoch.is_none();
@@ -230,7 +234,7 @@ impl RealMachine {
     }
 
     /// Checks whether the cohort of `op` can join, at most one layer ahead of the device.
-    pub(super) fn join(&mut self, op: &Op, issue: &mut Issue<'_>) -> Result<Turn> {
+    pub(super) fn join(&mut self, op: &Op, issue: &mut Issue<'_>) -> Result<CohortTurn> {
         let b = op.sub_batch as usize;
         if let Some(begun) = &issue.begun {
             self.device().runtime.spin_until_done(begun)?;
@@ -258,7 +262,7 @@ impl RealMachine {
                 word.look(epoch)
             }
             (false, None) => word.look(epoch),
-            (false, Some(false)) => Look::Waiting,
+            (false, Some(false)) => SyncState::Waiting,
             // In emulated time it is done, though this computer may be slower.
             (false, Some(true)) => {
                 self.lane().wait_for_end(&word, epoch, None);
@@ -266,30 +270,30 @@ impl RealMachine {
             }
         };
         let turn = match found {
-            Look::Ready => {
+            SyncState::Ready => {
                 word.release(epoch);
-                Turn::Joined
+                CohortTurn::Joined
             }
-            Look::Waiting | Look::Failed => Turn::Stays,
+            SyncState::Waiting | SyncState::Failed => CohortTurn::Stays,
         };
         issue.chains[b].turn = turn;
         Ok(turn)
     }
 
     /// Waits until one of the parked cohorts has ended.
-    fn wait_for_one(&mut self, chains: &[Chain]) {
+    fn wait_for_one(&mut self, chains: &[CohortJobs]) {
         let parked: Vec<_> = chains
             .iter()
             .zip(&self.slots)
-            .filter(|(c, _)| c.turn == Turn::Parked)
+            .filter(|(c, _)| c.turn == CohortTurn::Parked)
             .filter_map(|(_, s)| Some((s.word.clone(), s.parked.as_ref()?)))
             .map(|(word, p)| (word, p.epoch, p.job))
             .collect();
         let lane = self.lane();
         let first = lane.reach_first(parked.iter().map(|p| p.2));
         lane.wait_for_ends(|| match first {
-            Some(job) => parked.iter().any(|p| p.2 == job && p.0.look(p.1) != Look::Waiting),
-            None => parked.iter().any(|p| p.0.look(p.1) != Look::Waiting),
+            Some(job) => parked.iter().any(|p| p.2 == job && p.0.look(p.1) != SyncState::Waiting),
+            None => parked.iter().any(|p| p.0.look(p.1) != SyncState::Waiting),
         });
     }
 
@@ -298,17 +302,17 @@ impl RealMachine {
     pub(super) fn end_cohorts(
         &mut self,
         parts: &[Part<'_>],
-        chains: &[Chain],
+        chains: &[CohortJobs],
         lists: &mut [PartLists],
         well: bool,
     ) -> Vec<CohortOutcome> {
         let mut outcomes = Vec::new();
-        for (b, chain) in chains.iter().enumerate().filter(|(_, c)| c.turn != Turn::None) {
+        for (b, chain) in chains.iter().enumerate().filter(|(_, c)| c.turn != CohortTurn::None) {
             let before = self.slots[b].parked.take();
             let groups = parts[b].groups.to_vec();
             let mut outcome =
                 CohortOutcome { slot: b, groups, at: None, advanced: false, rows: None, failed: None };
-            let touched = matches!(chain.turn, Turn::Begins | Turn::Joined);
+            let touched = matches!(chain.turn, CohortTurn::Begins | CohortTurn::Joined);
             if touched && !well {
                 if let Some(epoch) = chain.epoch {
                     // Its last job may not have been given, so this one ends the work.
@@ -330,7 +334,7 @@ impl RealMachine {
             }
             let next = match (&before, chain.turn) {
                 (None, _) => self.placement.next_stop(None),
-                (Some(p), Turn::Joined) => self.placement.next_stop(Some(p.at)),
+                (Some(p), CohortTurn::Joined) => self.placement.next_stop(Some(p.at)),
                 (Some(p), _) => Some(p.at),
             };
             outcome.at = next;
@@ -344,7 +348,8 @@ impl RealMachine {
                     self.slots[b].parked = Some(Parked { groups, tokens, at, epoch, job, lists });
                 }
                 (Some(_), false, Some(parked)) => {
-                    if self.slots[b].word.look(parked.epoch) == Look::Failed && self.is_known(parked.job) {
+                    if self.slots[b].word.look(parked.epoch) == SyncState::Failed && self.is_known(parked.job)
+                    {
                         let error = self.slots[b].error.lock().unwrap_or_else(PoisonError::into_inner).take();
                         self.abandon(b, parked.epoch);
                         outcome.at = None;
@@ -367,14 +372,14 @@ impl RealMachine {
     }
 
     /// Whether the rows of a sub-batch got their logits in this step.
-    pub(super) fn has_logits(&self, b: usize, chains: &[Chain]) -> bool {
+    pub(super) fn has_logits(&self, b: usize, chains: &[CohortJobs]) -> bool {
         match chains[b].turn {
-            Turn::None => true,
-            Turn::Joined => {
+            CohortTurn::None => true,
+            CohortTurn::Joined => {
                 let at = self.slots[b].parked.as_ref().map(|p| p.at);
                 at.is_some() && self.placement.next_stop(at).is_none()
             }
-            Turn::Begins | Turn::Parked | Turn::Stays => false,
+            CohortTurn::Begins | CohortTurn::Parked | CohortTurn::Stays => false,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Collects the results of a step: logits or tokens of the rows that wanted them.
 
-use super::chain::Chain;
+use super::cohort_turn::CohortJobs;
 use super::part::Part;
 use super::{HostSide, RealMachine};
 use crate::Result;
@@ -10,7 +10,7 @@ use crate::text::Top;
 
 impl RealMachine {
     /// Waits for the head and copies its results to their places.
-    pub(super) fn collect(&mut self, parts: &[Part<'_>], chains: &[Chain], pick: bool) -> Result<()> {
+    pub(super) fn collect(&mut self, parts: &[Part<'_>], chains: &[CohortJobs], pick: bool) -> Result<()> {
         let (logits, tokens) = self.expected;
         self.argmax.resize(self.argmax.len().max(tokens), None);
         if let (Some(HostSide::Inline(_)), [part], false) = (&self.host, parts, pick)

@@ -12,7 +12,7 @@ use crate::cache::{self, PAGE_TOKENS};
 use crate::device::{
     Accelerator, AttnTables, Buffer, DevPtr, EmbedWeight, Lane, LayerPages, LayerWeights, Limits,
     LinearWeight, Mailbox, NormWeight, PageMove, PartialRows, Pinned, Publish, Published, Residual, RowBytes,
-    Runtime, Shape, Step, StepContext, Workspace,
+    RowOp, Runtime, Shape, Step, StepContext, Workspace,
 };
 use crate::engine::weights::{LayerImage, LayerLayout, LayerStream};
 use crate::program::{Kind, Op, Part, Sublayer, Unit};
@@ -238,26 +238,34 @@ impl DeviceHalf {
             false => Residual::None,
         };
         match op.kind {
-            Kind::Embed => accel.embed(&cx, self.embed.as_ref().expect("an embedding here"), rows),
+            Kind::Embed => {
+                accel.enqueue(&cx, RowOp::Embed(self.embed.as_ref().expect("an embedding here")), rows)
+            }
             Kind::Project { add } => {
                 let residual = added(self, add, before, Sublayer::Down);
-                accel.project(&cx, &self.weights(l)?, residual, rows)
+                accel.enqueue(&cx, RowOp::Project { layer: &self.weights(l)?, residual }, rows)
             }
-            Kind::Append { staged, .. } => accel.append(&cx, self.pages(l, staged), rows),
+            Kind::Append { staged, .. } => {
+                accel.enqueue(&cx, RowOp::Append { kv: self.pages(l, staged) }, rows)
+            }
             Kind::Publish { queries_only } => {
                 let what = if queries_only { Published::Queries } else { Published::Qkv };
                 let mailbox = self.parts[b].mailbox();
-                accel.publish(&cx, Publish { mailbox, epoch_add: epoch, what }, rows)
+                accel.enqueue(&cx, RowOp::Publish(Publish { mailbox, epoch_add: epoch, what }), rows)
             }
             Kind::Attend { part: Part::UpToBoundary, staged, .. } => {
                 let partial = self.parts[b].far_stream.as_ref().expect("streamed pages were planned").partial;
                 let (ws, step) = (Workspace { partial, ..ws }, far.expect("lists of streamed pages"));
                 let pages = self.pages(l, staged);
-                accel.attend(&StepContext { ws: &ws, step, ..cx }, &self.weights(l)?, pages, rows)
+                accel.enqueue(
+                    &StepContext { ws: &ws, step, ..cx },
+                    RowOp::Attend { layer: &self.weights(l)?, kv: pages },
+                    rows,
+                )
             }
             Kind::Attend { staged, .. } => {
                 let pages = self.pages(l, staged);
-                accel.attend(&cx, &self.weights(l)?, pages, rows)
+                accel.enqueue(&cx, RowOp::Attend { layer: &self.weights(l)?, kv: pages }, rows)
             }
             Kind::Merge { mailbox } => {
                 let part = &self.parts[b];
@@ -266,22 +274,22 @@ impl DeviceHalf {
                     false => part.far_stream.as_ref().map(|f| f.partial),
                 };
                 let other = other.expect("memory for attention in parts was planned");
-                accel.merge(&cx, &self.weights(l)?, &other, rows)
+                accel.enqueue(&cx, RowOp::Merge { layer: &self.weights(l)?, other: &other }, rows)
             }
-            Kind::Collect => accel.collect(&cx, self.parts[b].mailbox(), rows),
-            Kind::OutProj => accel.out_proj(&cx, &self.weights(l)?, rows),
+            Kind::Collect => accel.enqueue(&cx, RowOp::Collect(self.parts[b].mailbox()), rows),
+            Kind::OutProj => accel.enqueue(&cx, RowOp::OutProj(&self.weights(l)?), rows),
             Kind::FfnUp { add } => {
                 let residual = added(self, add, layer, Sublayer::Out);
-                accel.ffn_up(&cx, &self.feed_forward(l)?, residual, rows)
+                accel.enqueue(&cx, RowOp::FfnUp { layer: &self.feed_forward(l)?, residual }, rows)
             }
-            Kind::FfnDown => accel.ffn_down(&cx, &self.feed_forward(l)?, rows),
-            Kind::AddShare => accel.add_share(&cx, &self.weights(l)?, rows),
+            Kind::FfnDown => accel.enqueue(&cx, RowOp::FfnDown(&self.feed_forward(l)?), rows),
+            Kind::AddShare => accel.enqueue(&cx, RowOp::AddShare(&self.weights(l)?), rows),
             Kind::Head { add } => {
                 let residual = added(self, add, self.layers.len().checked_sub(1), Sublayer::Down);
                 let (norm, head) = self.head.as_ref().expect("a head here");
-                accel.logits(&cx, *norm, head, residual, rows)
+                accel.enqueue(&cx, RowOp::Logits { norm: *norm, head, residual }, rows)
             }
-            Kind::Pick => accel.argmax(&cx, rows),
+            Kind::Pick => accel.enqueue(&cx, RowOp::Argmax, rows),
             Kind::Carry { .. } | Kind::Stream { .. } | Kind::Join | Kind::Experts => {
                 unreachable!("not of this lane")
             }
@@ -333,7 +341,7 @@ impl DeviceHalf {
                 _ => Published::Qkv,
             },
         });
-        accel.qkv(&cx, &w, pages, residual, publish, launched(project, step))
+        accel.enqueue(&cx, RowOp::Qkv { layer: &w, kv: pages, residual, publish }, launched(project, step))
     }
 
     /// Adds the pending residual before rows leave for the host.
@@ -350,7 +358,7 @@ impl DeviceHalf {
             return Ok(());
         }
         let cx = StepContext { lane: Lane::Compute, shape: &self.shape, ws: &self.parts[sub_batch].ws, step };
-        self.accel.fold(&cx, residual, rows)
+        self.accel.enqueue(&cx, RowOp::Fold(residual), rows)
     }
 
     pub fn pages(&self, layer: usize, staged: Option<u8>) -> DevPtr {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::carry::{Place, What};
 use super::device::rows_of;
-use super::mail::{Letters, Mail};
+use super::mail::{Mail, MailboxRows};
 use super::parts::PartMail;
 use super::tally::ChoiceTally;
 use crate::Result;
@@ -199,7 +199,7 @@ impl HostHalf {
     /// Computes an operation. `alone` says that only the host computes after the last keys and values, so that only
     /// rows that want logits need to go on. `letters` are the places of the operation's rows, if they pass through the
     /// mailbox.
-    pub fn compute(&mut self, op: &Op, letters: Option<Letters>, alone: bool) {
+    pub fn compute(&mut self, op: &Op, letters: Option<MailboxRows>, alone: bool) {
         #[cfg(test)]
         if let Some(left) = self.panics_at {
             // Panics only once.
@@ -328,14 +328,14 @@ impl HostHalf {
     }
 
     /// hidden += the residual of sublayer `of` of `layer`, before rows leave for the device.
-    fn settle(&mut self, sub_batch: usize, layer: usize, of: Sublayer, rows: Range<usize>) {
+    fn add_residual(&mut self, sub_batch: usize, layer: usize, of: Sublayer, rows: Range<usize>) {
         let cx = self.host.with(&self.model, &self.pool);
         let residual = match (self.model.layer_if(layer), of) {
             (Some(layer), Sublayer::Out) => layer.after_attention(),
             (Some(layer), _) => layer.after_ffn(),
             (None, _) => Residual::Delta,
         };
-        cx.settle(&mut self.parts[sub_batch].ws, residual, rows);
+        cx.add_residual(&mut self.parts[sub_batch].ws, residual, rows);
     }
 
     /// Converts the rows of `op`, a transfer to the device, to the form that the device expects, and writes them to
@@ -346,7 +346,7 @@ impl HostHalf {
     pub unsafe fn fill(&mut self, op: &Op, cargo: Cargo, place: &Place) {
         let (b, layer, rows) = (op.sub_batch as usize, op.layer.unwrap_or_default() as usize, rows_of(op));
         if let Cargo::Hidden { pending: Some(of) } = cargo {
-            self.settle(b, layer, of, rows.clone());
+            self.add_residual(b, layer, of, rows.clone());
         }
         let shape = self.shape.as_ref().expect("rows for a device");
         let ws = &mut self.parts[b].ws;

@@ -11,13 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::carry::{AreaKey, Place, What};
-use super::chain::{Chain, Turn};
+use super::cohort_turn::{CohortJobs, CohortTurn};
 use super::device::{lane, rows_of};
 use super::host::HostHalf;
 use super::lane::{HostJob, NONE, Ran, Ticket};
 use super::lists::PartLists;
 use super::lowered::Lowered;
-use super::mail::Letters;
+use super::mail::MailboxRows;
 use super::mode::Mode;
 use super::part::{GroupRows, Part};
 use super::segments::fusible;
@@ -42,14 +42,14 @@ pub(super) struct Issue<'a> {
     /// Lists of each sub-batch.
     pub lists: Vec<PartLists>,
     /// The turn of each sub-batch's cohort.
-    pub chains: Vec<Chain>,
+    pub chains: Vec<CohortJobs>,
     /// The layer that was issued last on the device, and the event of its start, where cohorts may join after it.
     pub layer: Option<u32>,
     pub begun: Option<Event>,
 }
 
 impl<'a> Issue<'a> {
-    pub fn new(lowered: &Lowered, moved: &'a [Moved], chains: Vec<Chain>) -> Issue<'a> {
+    pub fn new(lowered: &Lowered, moved: &'a [Moved], chains: Vec<CohortJobs>) -> Issue<'a> {
         // Operations of one unit wait for nothing.
         let n = if lowered.waits.is_empty() { 0 } else { lowered.program.ops.len() };
         let (events, jobs) = (vec![None; n], vec![None; n]);
@@ -59,12 +59,12 @@ impl<'a> Issue<'a> {
 
     /// Whether an operation is skipped because its cohort stays parked.
     pub fn stays(&self, op: &Op) -> bool {
-        self.chains.get(op.sub_batch as usize).is_some_and(|c| c.turn == Turn::Stays)
+        self.chains.get(op.sub_batch as usize).is_some_and(|c| c.turn == CohortTurn::Stays)
     }
 
     /// Whether there are cohorts.
     pub fn has_cohorts(&self) -> bool {
-        self.chains.iter().any(|c| c.turn != Turn::None)
+        self.chains.iter().any(|c| c.turn != CohortTurn::None)
     }
 
     /// A key that is equal for steps with equal launches; `None` if a step must not be recorded.
@@ -106,7 +106,7 @@ impl RealMachine {
             self.wait_for(lowered, i, issue)?;
         }
         // Data that a cohort left when it was parked is already in place: what the host's layers handed over.
-        let joined = lowered.cohort(op).is_some_and(|b| issue.chains[b as usize].turn == Turn::Joined);
+        let joined = lowered.cohort(op).is_some_and(|b| issue.chains[b as usize].turn == CohortTurn::Joined);
         let handed = joined && op.layer.is_some_and(|l| self.placement.ends_on_host(l));
         if let Kind::Carry { cargo, to: Side::Device } = op.kind
             && !handed
@@ -264,7 +264,7 @@ impl RealMachine {
             return Ok(());
         }
         let mail =
-            through_mailbox(op).then(|| Letters::of(lists(&self.device().modes, op, &issue.lists), op));
+            through_mailbox(op).then(|| MailboxRows::of(lists(&self.device().modes, op, &issue.lists), op));
         let events = events(lowered, at, issue);
         let mut after = tickets(lowered, at, issue);
         let program = lowered.clone();

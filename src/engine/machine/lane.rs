@@ -25,7 +25,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::lowered::Lowered;
-use super::sync::{Look, Word};
+use super::sync::{SyncState, SyncWord};
 use crate::device::{Actor, Event, Moment, Runtime, uncount_waits};
 use crate::host::{ActiveWait, unpin_current_thread};
 use crate::{Error, Result};
@@ -50,7 +50,7 @@ pub(super) type Ticket = usize;
 pub(super) struct Detached {
     /// The cohort's sub-batch.
     pub of: usize,
-    pub word: Arc<Word>,
+    pub word: Arc<SyncWord>,
     pub epoch: u32,
     /// The error if it failed, written before the word reports the failure.
     pub error: Arc<Mutex<Option<Error>>>,
@@ -328,8 +328,8 @@ impl<S: Send + 'static> Lane<S> {
     }
 
     /// Waits until detached work has ended or the deadline has passed. Returns whether it has ended.
-    pub fn wait_for_end(&self, word: &Word, epoch: u32, deadline: Option<Instant>) -> bool {
-        let not_yet = || word.look(epoch) == Look::Waiting;
+    pub fn wait_for_end(&self, word: &SyncWord, epoch: u32, deadline: Option<Instant>) -> bool {
+        let not_yet = || word.look(epoch) == SyncState::Waiting;
         if let Some(turns) = self.shared.runtime.turns() {
             while not_yet() {
                 self.shared.turn(turns);

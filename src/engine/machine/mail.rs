@@ -15,17 +15,17 @@ use crate::tensor::{Rows, RowsMut};
 
 /// The places of an operation's rows in the memory that they pass through.
 #[derive(Debug, Clone)]
-pub(super) struct Letters {
+pub(super) struct MailboxRows {
     /// In the mailbox.
     pub mail: Range<usize>,
     /// Among the rows attended in parts.
     pub parts: Range<usize>,
 }
 
-impl Letters {
-    pub fn of(step: &Step, op: &Op) -> Letters {
+impl MailboxRows {
+    pub fn of(step: &Step, op: &Op) -> MailboxRows {
         let rows = rows_of(op);
-        Letters { mail: step.lists.published_in(&rows), parts: step.lists.partial_in(&rows) }
+        MailboxRows { mail: step.lists.published_in(&rows), parts: step.lists.partial_in(&rows) }
     }
 }
 

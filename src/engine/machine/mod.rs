@@ -43,7 +43,7 @@
 mod build;
 mod busy;
 mod carry;
-mod chain;
+mod cohort_turn;
 mod cohorts;
 mod collect;
 mod counted;

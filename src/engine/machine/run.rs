@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::chain::Turn;
+use super::cohort_turn::CohortTurn;
 use super::graphs::decodes;
 use super::issue::Issue;
 use super::lowered::Lowered;
@@ -159,7 +159,7 @@ impl RealMachine {
         // The host may be busy with cohorts of earlier steps, so it is used only if it has something to do.
         let computes = |b: usize| inline || lowered.parts[b].on_host;
         let own: Vec<usize> =
-            (0..parts.len()).filter(|&b| computes(b) && issue.chains[b].turn == Turn::None).collect();
+            (0..parts.len()).filter(|&b| computes(b) && issue.chains[b].turn == CohortTurn::None).collect();
         if !own.is_empty() && (issue.has_cohorts() || self.cohorts().next().is_some()) {
             // The lane may be busy with a cohort, for which no step waits.
             own.into_iter().for_each(|b| issue.prepared[b] = Some(self.prepare_by_lane(b, &parts[b], head)));
@@ -195,7 +195,7 @@ impl RealMachine {
             }
             self.note_begun(lowered, op, issue)?;
             if op.kind == Kind::Join {
-                let joins = self.join(op, issue)? == Turn::Joined;
+                let joins = self.join(op, issue)? == CohortTurn::Joined;
                 if let (Some(trace), Some(device)) = (&mut self.trace, &self.device) {
                     trace.looked(at, op, joins, &*device.runtime)?;
                 }

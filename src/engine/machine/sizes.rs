@@ -280,7 +280,7 @@ impl Sizes {
             0 => self.kv_pages.unwrap_or(all).min(all),
             n => n.min(all),
         };
-        let stays = Pager::new(device, false).settled();
+        let stays = Pager::new(device, false).device_pages_kept();
         let far = match self.far_pages {
             Some(n) if sides.device => n,
             // Pages that are not on a device at its settled fill level, plus an unfinished page of each sequence.

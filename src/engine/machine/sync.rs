@@ -5,7 +5,7 @@
 //!                    │            ▲ acquire
 //! host's lane        └─► begin ─► complete | fail  (release)
 //! ```
-//! The issuing thread sees everything that the lane wrote before [`Word::complete`] once [`Word::look`] has returned
+//! The issuing thread sees everything that the lane wrote before [`SyncWord::complete`] once [`SyncWord::look`] has returned
 //! ready. Epochs count the cohorts that the word has served, so that a late answer about an earlier cohort does not
 //! apply to the present one. The word of each parked cohort, its layer and its buffers are a line of the per-layer sync
 //! table (APEX §4).
@@ -16,7 +16,7 @@ use super::atomics::{AtomicU32, Ordering};
 
 /// The state of a cohort's attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look {
+pub enum SyncState {
     /// It has not ended.
     Waiting,
     /// It is done: its results can be read.
@@ -44,15 +44,15 @@ fn word(epoch: u32, state: u32) -> u32 {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub struct Word(AtomicU32);
+pub struct SyncWord(AtomicU32);
 
-impl Default for Word {
-    fn default() -> Word {
-        Word(AtomicU32::new(word(0, FREE)))
+impl Default for SyncWord {
+    fn default() -> SyncWord {
+        SyncWord(AtomicU32::new(word(0, FREE)))
     }
 }
 
-impl Word {
+impl SyncWord {
     /// Called by the issuing thread before it gives the lane work. Returns the epoch that identifies the work.
     ///
     /// # Panics
@@ -87,17 +87,17 @@ impl Word {
     }
 
     /// Called by the issuing thread: the state of the work. Never waits.
-    pub fn look(&self, epoch: u32) -> Look {
+    pub fn look(&self, epoch: u32) -> SyncState {
         let now = self.0.load(Ordering::Acquire);
         match now {
-            _ if now == word(epoch, READY) => Look::Ready,
-            _ if now == word(epoch, FAILED) => Look::Failed,
-            _ => Look::Waiting,
+            _ if now == word(epoch, READY) => SyncState::Ready,
+            _ if now == word(epoch, FAILED) => SyncState::Failed,
+            _ => SyncState::Waiting,
         }
     }
 
     /// Called by the issuing thread to give up work that the lane has not begun; it then never begins. Returns false if
-    /// the lane has begun or ended the work; it may then be in use until [`Word::look`] reports its end.
+    /// the lane has begun or ended the work; it may then be in use until [`SyncWord::look`] reports its end.
     pub fn discard(&self, epoch: u32) -> bool {
         let (from, to) = (word(epoch, PARKED), word(epoch, FREE));
         self.0.compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -105,7 +105,7 @@ impl Word {
 
     /// Called by the issuing thread when it no longer needs the results of ended work.
     pub fn release(&self, epoch: u32) {
-        debug_assert!(self.look(epoch) != Look::Waiting, "work in flight is released");
+        debug_assert!(self.look(epoch) != SyncState::Waiting, "work in flight is released");
         self.0.store(word(epoch, FREE), Ordering::Release);
     }
 }

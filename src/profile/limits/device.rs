@@ -10,7 +10,7 @@ use super::link::{self, LinkLimits};
 use crate::Result;
 use crate::device::{
     Accelerator, Attend, AttnTables, Buffer, DevPtr, Event, FeedForward, FfnWeights, Lane, LayerWeights,
-    Limits, LinearSource, LinearWeight, NormWeight, Runtime, Shape, StepContext, StepDesc, StepSeq,
+    Limits, LinearSource, LinearWeight, NormWeight, RowOp, Runtime, Shape, StepContext, StepDesc, StepSeq,
     SubBatches, UpWeight,
 };
 use crate::host::Pool;
@@ -243,7 +243,8 @@ fn out_proj(accelerator: &Arc<dyn Accelerator>, effort: Effort, d: usize, rows: 
         windowed: false,
         tables: AttnTables::default(),
     };
-    let run = || device_time(runtime, Lane::Compute, || accelerator.out_proj(&cx, &layer, 0..rows));
+    let run =
+        || device_time(runtime, Lane::Compute, || accelerator.enqueue(&cx, RowOp::OutProj(&layer), 0..rows));
     Ok(sample(effort, run)?.typical())
 }
 

@@ -9,7 +9,8 @@ use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::device::{
     Accelerator, Attend, Buffer, DevPtr, EmbedWeight, Lane, LayerPages, LayerWeights, Limits, LinearWeight,
-    NormWeight, PageMove, Residual, Runtime, Shape, StepContext, StepDesc, StepSeq, SubBatches, Workspace,
+    NormWeight, PageMove, Residual, RowOp, Runtime, Shape, StepContext, StepDesc, StepSeq, SubBatches,
+    Workspace,
 };
 use crate::engine::{LayerLayout, Upload, activation_type, host_pages, linear_shapes, separate_gate_up};
 use crate::profile::limits::device_time;
@@ -210,7 +211,7 @@ impl<'a> Rig<'a> {
         // A step's lists are written once a step: they count here.
         let lists =
             sample(self.subject.effort, || device_time(self.runtime(), lane, || prepare().map(drop)))?;
-        let once = self.seconds(graph, &|| a.embed(&cx, &self.embed, all()))?;
+        let once = self.seconds(graph, &|| a.enqueue(&cx, RowOp::Embed(&self.embed), all()))?;
         embed.push((n, lists.typical() + once));
         for (kind, of) in to.iter_mut().enumerate() {
             let layers: Vec<(usize, &LayerWeights)> =
@@ -219,9 +220,12 @@ impl<'a> Rig<'a> {
                 let seconds = self.seconds(graph, &|| layers.iter().try_for_each(|(i, l)| run(*i, l)))?;
                 Ok(seconds / layers.len().max(1) as f64)
             };
-            of.project.push((n, each(&|_, l| a.project(&cx, l, Residual::Delta, all()))?));
-            of.append.push((n, each(&|i, _| a.append(&cx, kv(i), all()))?));
-            let attend = each(&|i, l| a.attend(&cx, l, kv(i), all()))?;
+            of.project.push((
+                n,
+                each(&|_, l| a.enqueue(&cx, RowOp::Project { layer: l, residual: Residual::Delta }, all()))?,
+            ));
+            of.append.push((n, each(&|i, _| a.enqueue(&cx, RowOp::Append { kv: kv(i) }, all()))?));
+            let attend = each(&|i, l| a.enqueue(&cx, RowOp::Attend { layer: l, kv: kv(i) }, all()))?;
             let window = layers.first().filter(|(_, l)| l.windowed).and(self.shape.window);
             if decode {
                 of.attend.push((point.sequences as f64, point.seen(window), attend));
@@ -229,16 +233,21 @@ impl<'a> Rig<'a> {
             if point.sequences == 1 {
                 of.attend_prompt.push((point.rows as f64, point.seen(window), attend));
             }
-            of.out_proj.push((n, each(&|_, l| a.out_proj(&cx, l, all()))?));
+            of.out_proj.push((n, each(&|_, l| a.enqueue(&cx, RowOp::OutProj(l), all()))?));
             let after = |l: &LayerWeights| Residual::after(l.post_attn);
-            of.ffn_up.push((n, each(&|_, l| a.ffn_up(&cx, l, after(l), all()))?));
-            of.ffn_down.push((n, each(&|_, l| a.ffn_down(&cx, l, all()))?));
+            of.ffn_up.push((
+                n,
+                each(&|_, l| a.enqueue(&cx, RowOp::FfnUp { layer: l, residual: after(l) }, all()))?,
+            ));
+            of.ffn_down.push((n, each(&|_, l| a.enqueue(&cx, RowOp::FfnDown(l), all()))?));
         }
         if decode {
             let (norm, matrix) = &self.head;
-            let run = || a.logits(&cx, *norm, matrix, Residual::Delta, all());
+            let run = || {
+                a.enqueue(&cx, RowOp::Logits { norm: *norm, head: matrix, residual: Residual::Delta }, all())
+            };
             head.push((n, self.seconds(graph, &run)?));
-            pick.push((n, self.seconds(graph, &|| a.argmax(&cx, all()))?));
+            pick.push((n, self.seconds(graph, &|| a.enqueue(&cx, RowOp::Argmax, all()))?));
         }
         Ok(())
     }

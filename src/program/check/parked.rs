@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::tokens::{FAR, NEAR, NEW, holds, insert};
-use super::{Fault, Goes, Walk, walk};
+use super::{CohortStatus, Fault, Walk, walk};
 use crate::program::iteration::{Flow, Iteration, RequestId};
 use crate::program::op::{Kind, Op, Part, Program};
 use crate::program::placement::{Placement, Side};
@@ -80,7 +80,7 @@ impl Walk<'_> {
         let iteration = self.iteration;
         for (b, batch) in iteration.cohorts() {
             let Some(at) = batch.at else { continue };
-            self.goes[b as usize] = Goes::Parked(joins(b));
+            self.status[b as usize] = CohortStatus::Parked(joins(b));
             let on_host = self.placement.ends_on_host(at);
             let Walk { rows, tokens, .. } = self;
             let rows = &mut rows[b as usize];
@@ -116,14 +116,16 @@ impl Walk<'_> {
             return if op.kind == Kind::Join { Err("of no cohort".into()) } else { Ok(false) };
         }
         let at = self.iteration.sub_batches[b].at;
-        match (op.kind, self.goes[b]) {
-            (Kind::Join, Goes::Parked(joins)) if op.layer == at.map(|at| self.placement.joins_behind(at)) => {
-                self.goes[b] = if joins { Goes::On } else { Goes::Stays };
+        match (op.kind, self.status[b]) {
+            (Kind::Join, CohortStatus::Parked(joins))
+                if op.layer == at.map(|at| self.placement.joins_behind(at)) =>
+            {
+                self.status[b] = if joins { CohortStatus::Runs } else { CohortStatus::Stays };
                 Ok(!joins)
             }
             (Kind::Join, _) => Err(format!("at layer {:?}, its cohort is parked at {at:?}", op.layer)),
-            (_, Goes::Parked(_)) => Err("its cohort is parked and has not joined".into()),
-            (_, goes) => Ok(goes == Goes::Stays),
+            (_, CohortStatus::Parked(_)) => Err("its cohort is parked and has not joined".into()),
+            (_, status) => Ok(status == CohortStatus::Stays),
         }
     }
 
@@ -133,15 +135,15 @@ impl Walk<'_> {
         if self.iteration.flow != Flow::Async || b == 0 {
             return None;
         }
-        match (self.iteration.sub_batches[b].at, self.goes[b]) {
-            (Some(at), goes) if goes != Goes::On => Some(at),
+        match (self.iteration.sub_batches[b].at, self.status[b]) {
+            (Some(at), status) if status != CohortStatus::Runs => Some(at),
             (at, _) => self.placement.next_stop(at),
         }
     }
 
     /// Whether the rows of cohort `b` are parked at layer `at` as [`Walk::parked_before`] expects them.
     pub(super) fn is_parked(&self, b: usize, at: u32) -> Result<(), String> {
-        if let Goes::Parked(_) = self.goes[b] {
+        if let CohortStatus::Parked(_) = self.status[b] {
             return Err(format!("nobody has looked whether cohort {b} can join"));
         }
         let on_host = self.placement.ends_on_host(at);

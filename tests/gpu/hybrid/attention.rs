@@ -3,7 +3,7 @@
 use super::bench::*;
 use crate::support::gpu::Rng;
 use crate::support::gpu::memory::{LANE, bytes, encode};
-use tandem::device::{Attend, Buffer, PartialRows, StepContext, StepSeq, Workspace};
+use tandem::device::{Attend, Buffer, PartialRows, RowOp, StepContext, StepSeq, Workspace};
 
 #[test]
 fn attention_in_two_parts_is_attention() {
@@ -25,7 +25,9 @@ fn attention_in_two_parts_is_attention() {
             }
             let [m, s, o] = [m, s, o].map(|x| Buffer::from_bytes(&b.rt, LANE, bytes(&x)).unwrap());
             let there = PartialRows { m: m.ptr(), s: s.ptr(), o: o.ptr() };
-            b.decode(Attend::From { from }, |cx| b.accel.merge(cx, &b.layer, &there, cx.all()).unwrap());
+            b.decode(Attend::From { from }, |cx| {
+                b.accel.enqueue(cx, RowOp::Merge { layer: &b.layer, other: &there }, cx.all()).unwrap()
+            });
             b.assert_attention(&format!("{name}, from {from}"), &b.attn(1), &want);
             assert_eq!(b.attn(0), other, "{name}: the other row's bits");
         }
@@ -61,7 +63,7 @@ fn rows_attended_elsewhere_are_published_and_collected() {
                 b.mailbox.memory.host().add(b.mailbox.out_at(&b.shape, 0)).cast::<u16>().add(i).write(*x)
             };
         }
-        b.decode(Attend::Elsewhere, |cx| b.accel.collect(cx, &b.mailbox, cx.all()).unwrap());
+        b.decode(Attend::Elsewhere, |cx| b.accel.enqueue(cx, RowOp::Collect(&b.mailbox), cx.all()).unwrap());
         assert_eq!(b.attn(1), o, "{name}");
         assert_eq!(b.attn(0), other, "{name}: the other row's bits");
     });
@@ -99,8 +101,10 @@ fn old_pages_in_a_staging_area_are_attended_here() {
                 let step = b.prepare(1, &b.desc(&seqs, &[17, 71])).unwrap();
                 let ws = Workspace { partial: far, ..*cx.ws };
                 let upto = StepContext { step: &step, ws: &ws, ..*cx };
-                b.accel.attend(&upto, &b.layer, staging.ptr(), upto.all()).unwrap();
-                b.accel.merge(cx, &b.layer, &far, cx.all()).unwrap();
+                b.accel
+                    .enqueue(&upto, RowOp::Attend { layer: &b.layer, kv: staging.ptr() }, upto.all())
+                    .unwrap();
+                b.accel.enqueue(cx, RowOp::Merge { layer: &b.layer, other: &far }, cx.all()).unwrap();
             });
             b.assert_attention(&format!("{name}, up to {to}"), &b.attn(1), &want);
             assert_eq!(b.attn(0), other, "{name}: the other row's bits");

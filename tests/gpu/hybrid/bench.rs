@@ -11,8 +11,8 @@ use tandem::device::emulated::{EmulatedAccelerator, EmulatedOptions, EmulatedRun
 use tandem::device::{
     Accelerator, Attend, AttnTables, Buffer, DevPtr, EmbedWeight, FeedForward, FfnWeights, LayerPages,
     LayerWeights, Limits, LinearSource, LinearWeight, Mailbox, NormWeight, Publish, Published, Residual,
-    RowSpan, Runtime, Shape, Step, StepContext, StepDesc, StepSeq, SubBatch, SubBatches, UpWeight, Workspace,
-    on_kernels,
+    RowOp, RowSpan, Runtime, Shape, Step, StepContext, StepDesc, StepSeq, SubBatch, SubBatches, UpWeight,
+    Workspace, on_kernels,
 };
 use tandem::host::Pool;
 use tandem::model::{Ffn, Norm, RopePairing};
@@ -239,10 +239,21 @@ impl Bench {
     pub fn run(&self, seqs: &[StepSeq<'_>], tokens: &[u32], then: impl Fn(&StepContext<'_>)) {
         let step = self.prepare(0, &self.desc(seqs, tokens)).unwrap();
         let (accel, cx) = (&self.accel, self.context(0, &step));
-        accel.embed(&cx, &self.embed, cx.all()).unwrap();
+        accel.enqueue(&cx, RowOp::Embed(&self.embed), cx.all()).unwrap();
         let publish = self.publish(Published::Qkv, 3);
-        accel.qkv(&cx, &self.layer, self.kv, Residual::None, Some(publish), cx.all()).unwrap();
-        accel.attend(&cx, &self.layer, self.kv, cx.all()).unwrap();
+        accel
+            .enqueue(
+                &cx,
+                RowOp::Qkv {
+                    layer: &self.layer,
+                    kv: self.kv,
+                    residual: Residual::None,
+                    publish: Some(publish),
+                },
+                cx.all(),
+            )
+            .unwrap();
+        accel.enqueue(&cx, RowOp::Attend { layer: &self.layer, kv: self.kv }, cx.all()).unwrap();
         then(&cx);
         self.rt.synchronize_all().unwrap();
     }

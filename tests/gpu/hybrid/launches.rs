@@ -4,7 +4,7 @@ use super::bench::*;
 use crate::support::fake_driver::count;
 use crate::support::gpu::is_stand_in;
 use tandem::device::kernels::exchange::most_blocks;
-use tandem::device::{Attend, Lane, LayerPages, PageMove, Residual, StepDesc, StepSeq};
+use tandem::device::{Attend, Lane, LayerPages, PageMove, Residual, RowOp, StepDesc, StepSeq};
 use tandem::program::Launches;
 
 #[test]
@@ -26,17 +26,29 @@ fn operations_have_as_many_kernels_as_they_are_priced_with() {
             assert_eq!((count("cuLaunchKernel") - before) as u32, priced, "{what}");
         };
         let add = Residual::Delta;
-        launched("embed", Launches::EMBED, &|| a.embed(&cx, &b.embed, cx.all()).unwrap());
+        launched("embed", Launches::EMBED, &|| a.enqueue(&cx, RowOp::Embed(&b.embed), cx.all()).unwrap());
         launched("qkv", Launches::PROJECT + Launches::APPEND, &|| {
-            a.qkv(&cx, &b.layer, b.kv, Residual::None, None, cx.all()).unwrap()
+            a.enqueue(
+                &cx,
+                RowOp::Qkv { layer: &b.layer, kv: b.kv, residual: Residual::None, publish: None },
+                cx.all(),
+            )
+            .unwrap()
         });
         // Short sequences have one part each, and nothing to merge.
-        launched("attend", Launches::ATTEND - 1, &|| a.attend(&cx, &b.layer, b.kv, cx.all()).unwrap());
-        launched("out_proj", Launches::OUT, &|| a.out_proj(&cx, &b.layer, cx.all()).unwrap());
-        launched("ffn_up", Launches::UP, &|| a.ffn_up(&cx, &b.layer, add, cx.all()).unwrap());
-        launched("ffn_down", Launches::DOWN, &|| a.ffn_down(&cx, &b.layer, cx.all()).unwrap());
-        launched("logits", Launches::HEAD, &|| a.logits(&cx, b.out_norm, &b.head, add, cx.all()).unwrap());
-        launched("argmax", Launches::PICK, &|| a.argmax(&cx, cx.all()).unwrap());
+        launched("attend", Launches::ATTEND - 1, &|| {
+            a.enqueue(&cx, RowOp::Attend { layer: &b.layer, kv: b.kv }, cx.all()).unwrap()
+        });
+        launched("out_proj", Launches::OUT, &|| a.enqueue(&cx, RowOp::OutProj(&b.layer), cx.all()).unwrap());
+        launched("ffn_up", Launches::UP, &|| {
+            a.enqueue(&cx, RowOp::FfnUp { layer: &b.layer, residual: add }, cx.all()).unwrap()
+        });
+        launched("ffn_down", Launches::DOWN, &|| a.enqueue(&cx, RowOp::FfnDown(&b.layer), cx.all()).unwrap());
+        launched("logits", Launches::HEAD, &|| {
+            a.enqueue(&cx, RowOp::Logits { norm: b.out_norm, head: &b.head, residual: add }, cx.all())
+                .unwrap()
+        });
+        launched("argmax", Launches::PICK, &|| a.enqueue(&cx, RowOp::Argmax, cx.all()).unwrap());
         launched("top", Launches::TOP, &|| a.top(cx.lane, &b.shape, &b.ws, &[1.0, 2.0]).unwrap());
         b.rt.synchronize_all().unwrap();
     });

@@ -3,7 +3,7 @@
 use super::bench::*;
 use crate::support::gpu::memory::LANE;
 use tandem::Error;
-use tandem::device::{Attend, Limits, Mailbox, Publish, Published, Residual, StepDesc, StepSeq};
+use tandem::device::{Attend, Limits, Mailbox, Publish, Published, Residual, RowOp, StepDesc, StepSeq};
 
 /// Sequences of one row each.
 fn singles(n: usize) -> Vec<StepSeq<'static>> {
@@ -55,20 +55,25 @@ fn operations_on_rows_that_are_not_there_are_refused() {
         let desc = b.desc(&seqs, &[1, 2, 3, 4]);
         let step = b.prepare(0, &StepDesc { cuts: &[3], ..desc }).unwrap();
         let (a, cx) = (&b.accel, b.context(0, &step));
-        a.embed(&cx, &b.embed, cx.all()).unwrap();
-        usage(a.embed(&cx, &b.embed, 2..5), "rows 2..5 of a step of 4");
-        a.qkv(&cx, &b.layer, b.kv, Residual::None, None, cx.all()).unwrap();
-        usage(a.attend(&cx, &b.layer, b.kv, 0..2), "cut at rows [3]");
-        usage(a.attend(&cx, &b.layer, b.kv, 1..4), "cut at rows [3]");
-        a.attend(&cx, &b.layer, b.kv, 0..3).unwrap();
+        a.enqueue(&cx, RowOp::Embed(&b.embed), cx.all()).unwrap();
+        usage(a.enqueue(&cx, RowOp::Embed(&b.embed), 2..5), "rows 2..5 of a step of 4");
+        a.enqueue(
+            &cx,
+            RowOp::Qkv { layer: &b.layer, kv: b.kv, residual: Residual::None, publish: None },
+            cx.all(),
+        )
+        .unwrap();
+        usage(a.enqueue(&cx, RowOp::Attend { layer: &b.layer, kv: b.kv }, 0..2), "cut at rows [3]");
+        usage(a.enqueue(&cx, RowOp::Attend { layer: &b.layer, kv: b.kv }, 1..4), "cut at rows [3]");
+        a.enqueue(&cx, RowOp::Attend { layer: &b.layer, kv: b.kv }, 0..3).unwrap();
         let small = Mailbox { rows: 0, ..b.mailbox.clone() };
         let publish = Publish { mailbox: &small, epoch_add: 0, what: Published::Qkv };
-        capacity(a.publish(&cx, publish, cx.all()), "1 rows for a mailbox of 0");
-        capacity(a.collect(&cx, &small, cx.all()), "1 rows for a mailbox of 0");
+        capacity(a.enqueue(&cx, RowOp::Publish(publish), cx.all()), "1 rows for a mailbox of 0");
+        capacity(a.enqueue(&cx, RowOp::Collect(&small), cx.all()), "1 rows for a mailbox of 0");
         // Lists that lead to places which the workspace does not have.
         let limits = Limits { sequences: 3, ..b.limits };
         let other = a.prepare(LANE, &b.shape, &limits, &desc, b.subs[0].lists).unwrap();
-        usage(a.out_proj(&b.context(0, &other), &b.layer, 0..4), "planned for");
+        usage(a.enqueue(&b.context(0, &other), RowOp::OutProj(&b.layer), 0..4), "planned for");
         b.rt.synchronize_all().unwrap();
     });
 }

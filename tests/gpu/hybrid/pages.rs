@@ -4,7 +4,7 @@ use super::bench::*;
 use crate::support::gpu::memory::LANE;
 use tandem::Error;
 use tandem::cache::PAGE_TOKENS;
-use tandem::device::{Attend, Lane, LayerPages, PageMove, Residual};
+use tandem::device::{Attend, Lane, LayerPages, PageMove, Residual, RowOp};
 
 /// Out of A's pages into pinned memory on one copy lane, and back into pages that nobody has on the other: without
 /// a step, and no more than the tokens that are there.
@@ -168,27 +168,35 @@ fn rows_wait_for_the_copies_of_their_pages() {
         let (rows, tokens) = ([Bench::one(A, 0, Attend::Here)], [17]);
         let step = b.prepare(0, &b.desc(&rows, &tokens)).unwrap();
         let cx = b.context(0, &step);
-        b.accel.embed(&cx, &b.embed, cx.all()).unwrap();
-        b.accel.project(&cx, &b.layer, Residual::None, cx.all()).unwrap();
+        b.accel.enqueue(&cx, RowOp::Embed(&b.embed), cx.all()).unwrap();
+        b.accel.enqueue(&cx, RowOp::Project { layer: &b.layer, residual: Residual::None }, cx.all()).unwrap();
         // Its last page: rows that are appended go there.
         b.accel
             .gather_pages(Lane::DeviceToHost, &b.shape, &[b.pages_at(host.device())], &one(A.0[2]))
             .unwrap();
-        refused(b.accel.append(&cx, b.kv, cx.all()).expect_err("a page under copy"));
+        refused(b.accel.enqueue(&cx, RowOp::Append { kv: b.kv }, cx.all()).expect_err("a page under copy"));
         refused(
             b.accel
-                .qkv(&cx, &b.layer, b.kv, Residual::None, None, cx.all())
+                .enqueue(
+                    &cx,
+                    RowOp::Qkv { layer: &b.layer, kv: b.kv, residual: Residual::None, publish: None },
+                    cx.all(),
+                )
                 .expect_err("a page under copy, all in one pass"),
         );
         b.rt.wait(LANE, &b.rt.record(Lane::DeviceToHost).unwrap()).unwrap();
-        b.accel.append(&cx, b.kv, cx.all()).unwrap();
+        b.accel.enqueue(&cx, RowOp::Append { kv: b.kv }, cx.all()).unwrap();
         // The first page that it sees comes from the host.
         let seen = one(first_seen(b));
         b.rt.wait(Lane::HostToDevice, &b.rt.record(LANE).unwrap()).unwrap();
         b.accel.scatter_pages(Lane::HostToDevice, &b.shape, &[b.pages_at(host.device())], &seen).unwrap();
-        refused(b.accel.attend(&cx, &b.layer, b.kv, cx.all()).expect_err("a page that is not here yet"));
+        refused(
+            b.accel
+                .enqueue(&cx, RowOp::Attend { layer: &b.layer, kv: b.kv }, cx.all())
+                .expect_err("a page that is not here yet"),
+        );
         b.rt.wait(LANE, &b.rt.record(Lane::HostToDevice).unwrap()).unwrap();
-        b.accel.attend(&cx, &b.layer, b.kv, cx.all()).unwrap();
+        b.accel.enqueue(&cx, RowOp::Attend { layer: &b.layer, kv: b.kv }, cx.all()).unwrap();
         b.rt.synchronize_all().unwrap();
     });
 }
@@ -206,7 +214,8 @@ fn a_replay_waits_for_the_copies_of_its_pages() {
         let host = b.rt.pinned(b.shape.page_bytes()).unwrap();
         let out = [PageMove { device: A.0[2], host: 0, tokens: 32 }];
         b.accel.gather_pages(Lane::DeviceToHost, &b.shape, &[b.pages_at(host.device())], &out).unwrap();
-        let recorded = b.rt.capture(&mut || b.accel.append(&cx, b.kv, cx.all())).unwrap();
+        let recorded =
+            b.rt.capture(&mut || b.accel.enqueue(&cx, RowOp::Append { kv: b.kv }, cx.all())).unwrap();
         assert!(recorded.is_some(), "{name}: what is only recorded touches nothing");
         let e = b.accel.declare_pages(&cx, b.kv, cx.all(), true).expect_err("a page under copy");
         assert!(e.to_string().contains("no event orders the two"), "{name}: {e}");

@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::bench::*;
 use crate::support::gpu::memory::{LANE, bytes};
 use tandem::device::{
-    Attend, Buffer, Lane, Mailbox, Published, Residual, RowSpan, StepContext, StepDesc, StepSeq, TOP_BYTES,
-    Workspace, top_error, top_of,
+    Attend, Buffer, Lane, Mailbox, Published, Residual, RowOp, RowSpan, StepContext, StepDesc, StepSeq,
+    TOP_BYTES, Workspace, top_error, top_of,
 };
 
 fn set_pages(b: &Bench, pages: &[u16]) {
@@ -19,7 +19,7 @@ fn decode_by(b: &Bench, attend: Attend, cuts: &[usize], enqueue: impl Fn(&StepCo
     let seqs = [Bench::one(B, 0, Attend::Here), Bench::one(A, 1, attend)];
     let step = b.prepare(0, &StepDesc { cuts, ..b.desc(&seqs, &[17, 71]) }).unwrap();
     let cx = b.context(0, &step);
-    b.accel.embed(&cx, &b.embed, cx.all()).unwrap();
+    b.accel.enqueue(&cx, RowOp::Embed(&b.embed), cx.all()).unwrap();
     enqueue(&cx);
     b.rt.synchronize_all().unwrap();
 }
@@ -32,18 +32,26 @@ fn parts_give_the_bits_of_the_whole() {
         let (want, pages) = ([b.attn(0), b.attn(1)], b.pages());
         set_pages(b, &before);
         decode_by(b, Attend::Here, &[1], |cx| {
-            b.accel.project(cx, &b.layer, Residual::None, cx.all()).unwrap();
+            b.accel
+                .enqueue(cx, RowOp::Project { layer: &b.layer, residual: Residual::None }, cx.all())
+                .unwrap();
             for rows in [1..2, 0..1] {
-                b.accel.append(cx, b.kv, rows.clone()).unwrap();
-                b.accel.attend(cx, &b.layer, b.kv, rows).unwrap();
+                b.accel.enqueue(cx, RowOp::Append { kv: b.kv }, rows.clone()).unwrap();
+                b.accel.enqueue(cx, RowOp::Attend { layer: &b.layer, kv: b.kv }, rows).unwrap();
             }
         });
         assert!(b.pages() == pages, "{name}: pages");
         assert_eq!([b.attn(0), b.attn(1)], want, "{name}: attention");
         // The same when one call attends to all parts.
         decode_by(b, Attend::Here, &[1], |cx| {
-            b.accel.qkv(cx, &b.layer, b.kv, Residual::None, None, cx.all()).unwrap();
-            b.accel.attend(cx, &b.layer, b.kv, cx.all()).unwrap();
+            b.accel
+                .enqueue(
+                    cx,
+                    RowOp::Qkv { layer: &b.layer, kv: b.kv, residual: Residual::None, publish: None },
+                    cx.all(),
+                )
+                .unwrap();
+            b.accel.enqueue(cx, RowOp::Attend { layer: &b.layer, kv: b.kv }, cx.all()).unwrap();
         });
         assert_eq!([b.attn(0), b.attn(1)], want, "{name}: attention, all parts");
     });
@@ -57,9 +65,18 @@ fn published_rows_are_those_of_the_call() {
         let step = b.prepare(0, &b.desc(&rows, &[17, 71, 5])).unwrap();
         let cx = b.context(0, &step);
         let width = b.shape.qkv_dim();
-        b.accel.embed(&cx, &b.embed, cx.all()).unwrap();
+        b.accel.enqueue(&cx, RowOp::Embed(&b.embed), cx.all()).unwrap();
         b.accel
-            .qkv(&cx, &b.layer, b.kv, Residual::None, Some(b.publish(Published::Qkv, 1)), cx.all())
+            .enqueue(
+                &cx,
+                RowOp::Qkv {
+                    layer: &b.layer,
+                    kv: b.kv,
+                    residual: Residual::None,
+                    publish: Some(b.publish(Published::Qkv, 1)),
+                },
+                cx.all(),
+            )
             .unwrap();
         b.rt.synchronize_all().unwrap();
         assert_eq!(b.epoch(), EPOCH + 1, "{name}");
@@ -68,9 +85,9 @@ fn published_rows_are_those_of_the_call() {
         // SAFETY: inside the mailbox, and no work is in flight.
         unsafe { b.mailbox.memory.host().add(Mailbox::HEADER).write_bytes(0x7f, 3 * 2 * width) };
         let nothing = b.mailbox_halves(b.mailbox.row_at(&b.shape, 0), 2 * width);
-        b.accel.embed(&cx, &b.embed, cx.all()).unwrap();
-        b.accel.project(&cx, &b.layer, Residual::None, cx.all()).unwrap();
-        b.accel.publish(&cx, b.publish(Published::Qkv, 2), 2..3).unwrap();
+        b.accel.enqueue(&cx, RowOp::Embed(&b.embed), cx.all()).unwrap();
+        b.accel.enqueue(&cx, RowOp::Project { layer: &b.layer, residual: Residual::None }, cx.all()).unwrap();
+        b.accel.enqueue(&cx, RowOp::Publish(b.publish(Published::Qkv, 2)), 2..3).unwrap();
         b.rt.synchronize_all().unwrap();
         assert_eq!(b.epoch(), EPOCH + 2, "{name}");
         let now = b.mailbox_halves(b.mailbox.row_at(&b.shape, 0), 3 * width);
@@ -79,7 +96,7 @@ fn published_rows_are_those_of_the_call() {
             bytes(&nothing),
             "{name}: places of rows that were not published"
         );
-        b.accel.publish(&cx, b.publish(Published::Qkv, 3), 0..2).unwrap();
+        b.accel.enqueue(&cx, RowOp::Publish(b.publish(Published::Qkv, 3)), 0..2).unwrap();
         b.rt.synchronize_all().unwrap();
         assert_eq!(b.epoch(), EPOCH + 3, "{name}");
         let now = b.mailbox_halves(b.mailbox.row_at(&b.shape, 0), 3 * width);
@@ -99,8 +116,19 @@ fn queries_of_rows_attended_in_part_are_published() {
         let split = Attend::From { from: 64 };
         let queries = b.publish(Published::Queries, 9);
         decode_by(b, split, &[], |cx| {
-            b.accel.qkv(cx, &b.layer, b.kv, Residual::None, Some(queries), cx.all()).unwrap();
-            b.accel.attend(cx, &b.layer, b.kv, cx.all()).unwrap();
+            b.accel
+                .enqueue(
+                    cx,
+                    RowOp::Qkv {
+                        layer: &b.layer,
+                        kv: b.kv,
+                        residual: Residual::None,
+                        publish: Some(queries),
+                    },
+                    cx.all(),
+                )
+                .unwrap();
+            b.accel.enqueue(cx, RowOp::Attend { layer: &b.layer, kv: b.kv }, cx.all()).unwrap();
         });
         assert_eq!(b.epoch(), EPOCH + 9, "{name}");
         let row = b.mailbox_halves(b.mailbox.row_at(&b.shape, 0), width);
@@ -120,7 +148,9 @@ fn keys_made_on_the_host_are_appended() {
         // What another device would project: q|k|v of both rows.
         let mut made = Vec::new();
         decode_by(b, Attend::Here, &[], |cx| {
-            b.accel.project(cx, &b.layer, Residual::None, cx.all()).unwrap();
+            b.accel
+                .enqueue(cx, RowOp::Project { layer: &b.layer, residual: Residual::None }, cx.all())
+                .unwrap();
         });
         made.extend(b.span(b.ws.qkv_rows(&b.shape, &(0..2))));
         set_pages(b, &before);
@@ -130,8 +160,8 @@ fn keys_made_on_the_host_are_appended() {
             let to = b.ws.qkv_rows(&b.shape, &(0..2));
             assert_eq!(to.bytes, made.len());
             b.rt.upload(LANE, to.ptr, &made).unwrap();
-            b.accel.append(cx, b.kv, cx.all()).unwrap();
-            b.accel.attend(cx, &b.layer, b.kv, cx.all()).unwrap();
+            b.accel.enqueue(cx, RowOp::Append { kv: b.kv }, cx.all()).unwrap();
+            b.accel.enqueue(cx, RowOp::Attend { layer: &b.layer, kv: b.kv }, cx.all()).unwrap();
         });
         assert!(b.pages() == pages, "{name}: pages");
         assert_eq!([b.attn(0), b.attn(1)], want, "{name}: attention");
@@ -160,11 +190,11 @@ fn a_prompt_appends_to_a_staging_area() {
         let here = seqs(&[1, 0]);
         let step = b.prepare(0, &StepDesc { cuts: &[1], ..b.desc(&here, &tokens) }).unwrap();
         let (a, cx) = (&b.accel, b.context(0, &step));
-        a.embed(&cx, &b.embed, cx.all()).unwrap();
-        a.project(&cx, &b.layer, Residual::None, cx.all()).unwrap();
+        a.enqueue(&cx, RowOp::Embed(&b.embed), cx.all()).unwrap();
+        a.enqueue(&cx, RowOp::Project { layer: &b.layer, residual: Residual::None }, cx.all()).unwrap();
         for (rows, kv) in [(0..1, b.kv), (1..step.rows, staging.ptr())] {
-            a.append(&cx, kv, rows.clone()).unwrap();
-            a.attend(&cx, &b.layer, kv, rows).unwrap();
+            a.enqueue(&cx, RowOp::Append { kv }, rows.clone()).unwrap();
+            a.enqueue(&cx, RowOp::Attend { layer: &b.layer, kv }, rows).unwrap();
         }
         b.rt.synchronize_all().unwrap();
         let got: Vec<_> = (0..41).map(|r| b.attn(r)).collect();
@@ -197,14 +227,18 @@ type Row = (Vec<u16>, Vec<u8>, Vec<u8>, Vec<u8>);
 fn layer(b: &Bench, cx: &StepContext<'_>, stage: usize) {
     let (a, all) = (&b.accel, cx.all());
     match stage {
-        0 => a.embed(cx, &b.embed, all),
-        1 => a.qkv(cx, &b.layer, b.kv, Residual::None, None, all),
-        2 => a.attend(cx, &b.layer, b.kv, all),
-        3 => a.out_proj(cx, &b.layer, all),
-        4 => a.ffn_up(cx, &b.layer, Residual::Delta, all),
-        5 => a.ffn_down(cx, &b.layer, all),
-        6 => a.logits(cx, b.out_norm, &b.head, Residual::Delta, all),
-        _ => a.argmax(cx, all),
+        0 => a.enqueue(cx, RowOp::Embed(&b.embed), all),
+        1 => a.enqueue(
+            cx,
+            RowOp::Qkv { layer: &b.layer, kv: b.kv, residual: Residual::None, publish: None },
+            all,
+        ),
+        2 => a.enqueue(cx, RowOp::Attend { layer: &b.layer, kv: b.kv }, all),
+        3 => a.enqueue(cx, RowOp::OutProj(&b.layer), all),
+        4 => a.enqueue(cx, RowOp::FfnUp { layer: &b.layer, residual: Residual::Delta }, all),
+        5 => a.enqueue(cx, RowOp::FfnDown(&b.layer), all),
+        6 => a.enqueue(cx, RowOp::Logits { norm: b.out_norm, head: &b.head, residual: Residual::Delta }, all),
+        _ => a.enqueue(cx, RowOp::Argmax, all),
     }
     .unwrap();
 }
@@ -266,9 +300,15 @@ fn logits_of_some_rows_go_to_their_places() {
                 let desc = StepDesc { logit_rows: &[0], ..b.desc(&one, &tokens[i..=i]) };
                 let step = b.prepare(0, &desc).unwrap();
                 let cx = b.context(0, &step);
-                b.accel.embed(&cx, &b.embed, cx.all()).unwrap();
-                b.accel.logits(&cx, b.out_norm, &b.head, Residual::None, cx.all()).unwrap();
-                b.accel.argmax(&cx, cx.all()).unwrap();
+                b.accel.enqueue(&cx, RowOp::Embed(&b.embed), cx.all()).unwrap();
+                b.accel
+                    .enqueue(
+                        &cx,
+                        RowOp::Logits { norm: b.out_norm, head: &b.head, residual: Residual::None },
+                        cx.all(),
+                    )
+                    .unwrap();
+                b.accel.enqueue(&cx, RowOp::Argmax, cx.all()).unwrap();
                 b.rt.synchronize_all().unwrap();
                 row(&b.ws, 0)
             })
@@ -277,10 +317,16 @@ fn logits_of_some_rows_go_to_their_places() {
         let cx = b.context(0, &step);
         b.rt.fill(LANE, b.ws.logits, 0xff, 2 * 4 * b.shape.vocab).unwrap();
         b.rt.fill(LANE, b.ws.argmax, 0xff, 8).unwrap();
-        b.accel.embed(&cx, &b.embed, cx.all()).unwrap();
+        b.accel.enqueue(&cx, RowOp::Embed(&b.embed), cx.all()).unwrap();
         for rows in [1..2, 0..1] {
-            b.accel.logits(&cx, b.out_norm, &b.head, Residual::None, rows.clone()).unwrap();
-            b.accel.argmax(&cx, rows.clone()).unwrap();
+            b.accel
+                .enqueue(
+                    &cx,
+                    RowOp::Logits { norm: b.out_norm, head: &b.head, residual: Residual::None },
+                    rows.clone(),
+                )
+                .unwrap();
+            b.accel.enqueue(&cx, RowOp::Argmax, rows.clone()).unwrap();
             b.rt.synchronize_all().unwrap();
             assert!(row(&b.ws, rows.start) == want[rows.start], "{name}: row {}", rows.start);
             if rows.start == 1 {
@@ -298,8 +344,14 @@ fn the_likeliest_tokens_of_rows_come_in_order() {
         let seqs = [Bench::one(B, 0, Attend::Here), Bench::one(A, 1, Attend::Here)];
         let step = b.prepare(0, &StepDesc { logit_rows: &[0, 1], ..b.desc(&seqs, &[17, 71]) }).unwrap();
         let (cx, vocab, factors) = (b.context(0, &step), b.shape.vocab, [1.0, 0.5]);
-        b.accel.embed(&cx, &b.embed, cx.all()).unwrap();
-        b.accel.logits(&cx, b.out_norm, &b.head, Residual::None, cx.all()).unwrap();
+        b.accel.enqueue(&cx, RowOp::Embed(&b.embed), cx.all()).unwrap();
+        b.accel
+            .enqueue(
+                &cx,
+                RowOp::Logits { norm: b.out_norm, head: &b.head, residual: Residual::None },
+                cx.all(),
+            )
+            .unwrap();
         b.accel.top(cx.lane, &b.shape, &b.ws, &factors).unwrap();
         b.rt.synchronize_all().unwrap();
         let tops = b.span(b.ws.top_rows(2));
@@ -340,7 +392,7 @@ fn hidden_rows_cross_the_link() {
         b.rt.synchronize_all().unwrap();
         let want = floats(b.ws.delta_rows(&b.shape, &rows));
         halfway();
-        b.accel.fold(&cx, Residual::Delta, rows.clone()).unwrap();
+        b.accel.enqueue(&cx, RowOp::Fold(Residual::Delta), rows.clone()).unwrap();
         let folded = b.rt.record(LANE).unwrap();
         let (from, to) = (b.ws.hidden_rows(&b.shape, &rows), b.subs[1].ws.hidden_rows(&b.shape, &rows));
         let host = b.rt.pinned(from.bytes).unwrap();
@@ -351,8 +403,10 @@ fn hidden_rows_cross_the_link() {
         b.rt.upload_pinned(Lane::HostToDevice, to.ptr, &host, 0..to.bytes).unwrap();
         let back = b.rt.record(Lane::HostToDevice).unwrap();
         b.rt.wait(LANE, &back).unwrap();
-        b.accel.ffn_up(&other, &b.layer, Residual::None, rows.clone()).unwrap();
-        b.accel.ffn_down(&other, &b.layer, rows.clone()).unwrap();
+        b.accel
+            .enqueue(&other, RowOp::FfnUp { layer: &b.layer, residual: Residual::None }, rows.clone())
+            .unwrap();
+        b.accel.enqueue(&other, RowOp::FfnDown(&b.layer), rows.clone()).unwrap();
         b.rt.synchronize_all().unwrap();
         // SAFETY: all of the pinned memory, and all work is done.
         let crossed = f32s(unsafe { std::slice::from_raw_parts(host.host(), host.len()) });

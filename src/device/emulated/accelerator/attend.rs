@@ -12,7 +12,7 @@ use crate::device::emulated::ops::pages::PageShape;
 use crate::device::emulated::step::CpuSeq;
 use crate::device::runtime::DevPtr;
 
-/// See [`Accelerator::attend`](crate::device::accelerator::Accelerator::attend).
+/// See [`RowOp::Attend`](crate::device::accelerator::RowOp::Attend).
 pub(super) fn attend(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
@@ -57,7 +57,7 @@ pub(super) fn attend(
     let sinks = io.sinks(layer, h_a);
     let page = PageShape::of(&shape);
     let scaling = (shape.attn_scale, shape.attn_softcap);
-    accel.enqueue(cx, "attend", io, move |reads, writes| {
+    accel.enqueue_function(cx, "attend", io, move |reads, writes| {
         let q = to_f32(shape.kv.half(), numbers(reads[q]));
         for (s, out) in step.seqs[seqs.clone()].iter().zip(&outs) {
             if s.attend == Attend::Elsewhere {
@@ -100,7 +100,7 @@ pub(super) fn attend(
     })
 }
 
-/// See [`Accelerator::merge`](crate::device::accelerator::Accelerator::merge).
+/// See [`RowOp::Merge`](crate::device::accelerator::RowOp::Merge).
 pub(super) fn merge(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
@@ -121,7 +121,7 @@ pub(super) fn merge(
     let sinks = io.sinks(layer, h_a);
     let rows = cx.step.lists.partial()[n].iter().map(|&r| r as usize);
     let outs: Vec<usize> = rows.map(|r| io.write_rows(cx.ws.attn, &(r..r + 1), 2 * qd)).collect();
-    accel.enqueue(cx, "merge", io, move |reads, writes| {
+    accel.enqueue_function(cx, "merge", io, move |reads, writes| {
         for (i, &out) in outs.iter().enumerate() {
             let out = numbers_mut::<u16>(writes[out]);
             for head in 0..h_a {

@@ -14,7 +14,7 @@ use crate::device::runtime::Lane;
 use crate::tensor::DType;
 use crate::{Error, Result};
 
-/// See [`Accelerator::embed`](crate::device::accelerator::Accelerator::embed).
+/// See [`RowOp::Embed`](crate::device::accelerator::RowOp::Embed).
 pub(super) fn embed(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
@@ -31,7 +31,7 @@ pub(super) fn embed(
     let positions = io.read(weight.positions, weight.n_positions * row_bytes(weight.positions_dtype));
     let hidden = io.write_rows(cx.ws.hidden, &rows, 4 * d);
     let (weight, kernels) = (*weight, accel.arithmetic(cx.shape).kernels);
-    accel.enqueue(cx, "embed", io, move |reads, writes| {
+    accel.enqueue_function(cx, "embed", io, move |reads, writes| {
         let tokens = &numbers::<u32>(reads[0])[rows.clone()];
         let hidden = numbers_mut::<f32>(writes[hidden]).chunks_exact_mut(d);
         let row = |table: usize, dtype: DType, i: usize| {
@@ -52,7 +52,7 @@ pub(super) fn embed(
     })
 }
 
-/// See [`Accelerator::logits`](crate::device::accelerator::Accelerator::logits).
+/// See [`RowOp::Logits`](crate::device::accelerator::RowOp::Logits).
 pub(super) fn logits(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
@@ -76,7 +76,7 @@ pub(super) fn logits(
     let x = io.write_rows(ws.head_x, &places, act.bytes() * d);
     let logits = io.write_rows(ws.logits, &places, 4 * vocab);
     let (cap, by) = (shape.logit_softcap, accel.arithmetic(shape));
-    accel.enqueue(cx, "logits", io, move |reads, writes| {
+    accel.enqueue_function(cx, "logits", io, move |reads, writes| {
         let (kernels, to) = (by.kernels, std::mem::take(&mut writes[x]));
         let rows = deltas.iter().zip(&hiddens).zip(to.chunks_exact_mut(act.bytes() * d));
         for ((delta, &hidden), x) in rows {
@@ -98,7 +98,7 @@ pub(super) fn logits(
     })
 }
 
-/// See [`Accelerator::argmax`](crate::device::accelerator::Accelerator::argmax).
+/// See [`RowOp::Argmax`](crate::device::accelerator::RowOp::Argmax).
 pub(super) fn argmax(accel: &EmulatedAccelerator, cx: &StepContext<'_>, rows: &Range<usize>) -> Result<()> {
     cx.check(rows)?;
     let (vocab, places) = (cx.shape.vocab, cx.step.lists.logits_in(rows));
@@ -107,7 +107,7 @@ pub(super) fn argmax(accel: &EmulatedAccelerator, cx: &StepContext<'_>, rows: &R
     let argmax = io.write_rows(cx.ws.argmax, &places, 4);
     let sums = io.write_rows(cx.ws.logsumexp_at(0), &places, 4);
     let kernels = accel.arithmetic(cx.shape).kernels;
-    accel.enqueue(cx, "argmax", io, move |reads, writes| {
+    accel.enqueue_function(cx, "argmax", io, move |reads, writes| {
         let rows = || numbers::<f32>(reads[logits]).chunks_exact(vocab);
         for (row, best) in rows().zip(numbers_mut::<u32>(writes[argmax])) {
             *best = kernels.argmax(row) as u32;

@@ -88,7 +88,7 @@ impl SeqOperands {
     }
 }
 
-/// See [`Accelerator::attend`](crate::device::accelerator::Accelerator::attend).
+/// See [`RowOp::Attend`](crate::device::accelerator::RowOp::Attend).
 pub(super) fn attend(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
@@ -124,7 +124,7 @@ pub(super) fn attend(
     }
     let attn = attn_shape(&shape, layer.windowed);
     let sinks = io.sinks(layer, h_a);
-    accel.enqueue(cx, "attend", io, move |reads, writes| {
+    accel.enqueue_function(cx, "attend", io, move |reads, writes| {
         for s in &seqs {
             let (q, pages) = s.read(&cpu, &shape, reads)?;
             match s.out {
@@ -143,7 +143,7 @@ pub(super) fn attend(
     })
 }
 
-/// See [`Accelerator::merge`](crate::device::accelerator::Accelerator::merge).
+/// See [`RowOp::Merge`](crate::device::accelerator::RowOp::Merge).
 pub(super) fn merge(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
@@ -177,7 +177,7 @@ pub(super) fn merge(
         return Ok(());
     }
     let sinks = io.sinks(layer, h_a);
-    accel.enqueue(cx, "merge", io, move |reads, writes| {
+    accel.enqueue_function(cx, "merge", io, move |reads, writes| {
         for (s, before, attn, out) in &seqs {
             let (q, pages) = s.read(&cpu, &shape, reads)?;
             let [m, sum, o] = before.map(|i| numbers::<f32>(reads[i]).to_vec());

@@ -10,7 +10,7 @@ use crate::device::emulated::op::LayerPageMoves;
 use crate::device::emulated::ops::cast::Kept;
 use crate::device::emulated::ops::pages::PageShape;
 
-/// See [`Accelerator::collect`](crate::device::accelerator::Accelerator::collect).
+/// See [`RowOp::Collect`](crate::device::accelerator::RowOp::Collect).
 pub(super) fn collect(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
@@ -35,7 +35,7 @@ pub(super) fn collect(
             (io.read(o, act.bytes() * qd), io.write_rows(cx.ws.attn, &(row..row + 1), act.bytes() * qd))
         })
         .collect();
-    accel.enqueue(cx, "collect", io, move |reads, writes| {
+    accel.enqueue_function(cx, "collect", io, move |reads, writes| {
         for &(o, out) in &letters {
             writes[out].copy_from_slice(reads[o]);
         }

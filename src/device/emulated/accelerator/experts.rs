@@ -65,7 +65,7 @@ impl Slots {
     }
 }
 
-/// See [`Accelerator::ffn_up`](crate::device::accelerator::Accelerator::ffn_up).
+/// See [`RowOp::FfnUp`](crate::device::accelerator::RowOp::FfnUp).
 pub(super) fn up(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
@@ -102,7 +102,7 @@ pub(super) fn up(
     let gate = io.write(to_rows.gate, if shared.is_some() { 4 * n } else { 0 });
     let shared_out = io.write(to_rows.shared, act.bytes() * n * e.shared);
     let norm_rows = NormRows { kernels: by.kernels, norm: shape.norm, act, d, delta, weight };
-    accel.enqueue(cx, "ffn_up", io, move |reads, writes| {
+    accel.enqueue_function(cx, "ffn_up", io, move |reads, writes| {
         let hidden = numbers_mut(std::mem::take(&mut writes[hidden]));
         let x = norm_rows.run(reads, hidden, std::mem::take(&mut writes[x]));
         let mut logits = vec![0f32; n * e.count];
@@ -142,7 +142,7 @@ fn chosen_up(
     let (slots, here) = (Slots::new(&mut io, weights, e.count), weights.here);
     let up_rows = weights.up.n / 2;
     let out = io.write(to_rows.act, act.bytes() * n * e.used * e.d_ff);
-    accel.enqueue(cx, "experts_up", io, move |reads, writes| {
+    accel.enqueue_function(cx, "experts_up", io, move |reads, writes| {
         let x = act.read(reads[x]);
         let out = std::mem::take(&mut writes[out]);
         for (slot, choices) in slots.choices(reads, numbers(reads[ids]), here) {
@@ -161,7 +161,7 @@ fn chosen_up(
     })
 }
 
-/// See [`Accelerator::ffn_down`](crate::device::accelerator::Accelerator::ffn_down).
+/// See [`RowOp::FfnDown`](crate::device::accelerator::RowOp::FfnDown).
 pub(super) fn down(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
@@ -190,7 +190,7 @@ pub(super) fn down(
         (w, io.read(of_rows.shared, act.bytes() * n * e.shared), io.read(of_rows.gate, 4 * n))
     });
     let delta = io.write_rows(cx.ws.delta, &rows, 4 * d);
-    accel.enqueue(cx, "ffn_down", io, move |reads, writes| {
+    accel.enqueue_function(cx, "ffn_down", io, move |reads, writes| {
         let (ids, factors): (&[u32], &[f32]) = (numbers(reads[ids]), numbers(reads[factors]));
         let delta: &mut [f32] = numbers_mut(std::mem::take(&mut writes[delta]));
         match &shared {
@@ -222,7 +222,7 @@ pub(super) fn down(
     })
 }
 
-/// See [`Accelerator::add_share`](crate::device::accelerator::Accelerator::add_share).
+/// See [`RowOp::AddShare`](crate::device::accelerator::RowOp::AddShare).
 pub(super) fn add_share(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
@@ -240,7 +240,7 @@ pub(super) fn add_share(
     let own = io.read(of_rows.out, if exact { 4 * n * e.used * d } else { 0 });
     let slots = Slots::new(&mut io, weights, e.count);
     let delta = io.write_rows(cx.ws.delta, &rows, 4 * d);
-    accel.enqueue(cx, "add_share", io, move |reads, writes| {
+    accel.enqueue_function(cx, "add_share", io, move |reads, writes| {
         let delta: &mut [f32] = numbers_mut(std::mem::take(&mut writes[delta]));
         let share: &[f32] = numbers(reads[share]);
         if !exact {

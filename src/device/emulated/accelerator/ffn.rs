@@ -37,7 +37,7 @@ impl Ups {
     }
 }
 
-/// See [`Accelerator::ffn_up`](crate::device::accelerator::Accelerator::ffn_up).
+/// See [`RowOp::FfnUp`](crate::device::accelerator::RowOp::FfnUp).
 pub(super) fn up(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
@@ -58,7 +58,7 @@ pub(super) fn up(
     let x = io.write_rows(ws.x, &rows, act.bytes() * d);
     let out = io.write_rows(ws.act, &rows, act.bytes() * ff);
     let norm_rows = NormRows { kernels: by.kernels, norm: shape.norm, act, d, delta, weight };
-    accel.enqueue(cx, "ffn_up", io, move |reads, writes| {
+    accel.enqueue_function(cx, "ffn_up", io, move |reads, writes| {
         let hidden = numbers_mut(std::mem::take(&mut writes[hidden]));
         let x = norm_rows.run(reads, hidden, std::mem::take(&mut writes[x]));
         let mut y = vec![0f32; rows.len() * ff];
@@ -85,7 +85,7 @@ pub(super) fn to_delta(
     let x = io.read_rows(x, &rows, act.bytes() * w.k);
     let w = io.weight(w);
     let delta = io.write_rows(cx.ws.delta, &rows, 4 * d);
-    accel.enqueue(cx, name, io, move |reads, writes| {
+    accel.enqueue_function(cx, name, io, move |reads, writes| {
         by.linear(&w.matrix(reads), false, &act.read(reads[x]), numbers_mut(writes[delta]), d, 0);
         Ok(())
     })

@@ -29,9 +29,8 @@ use super::ops::linear::Arithmetic;
 use super::runtime::EmulatedRuntime;
 use super::step::CpuStep;
 use crate::device::accelerator::{
-    Accelerator, EmbedWeight, FeedForward, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight,
-    Mailbox, NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc,
-    Workspace,
+    Accelerator, FeedForward, LayerPages, Limits, LinearSource, LinearWeight, PageMove, RowOp, Shape, Step,
+    StepContext, StepDesc, Workspace,
 };
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::host::Pool;
@@ -76,7 +75,7 @@ impl EmulatedAccelerator {
         operands
     }
 
-    fn enqueue(
+    fn enqueue_function(
         &self,
         cx: &StepContext<'_>,
         name: &'static str,
@@ -177,107 +176,41 @@ impl Accelerator for EmulatedAccelerator {
         })
     }
 
-    fn embed(&self, cx: &StepContext<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()> {
-        ends::embed(self, cx, weight, rows)
-    }
-
-    fn fold(&self, cx: &StepContext<'_>, residual: Residual, rows: Range<usize>) -> Result<()> {
-        qkv::fold(self, cx, residual, rows)
-    }
-
-    fn project(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        residual: Residual,
-        rows: Range<usize>,
-    ) -> Result<()> {
-        qkv::project(self, cx, layer, residual, rows)
-    }
-
-    fn append(&self, cx: &StepContext<'_>, kv: DevPtr, rows: Range<usize>) -> Result<()> {
-        qkv::append(self, cx, kv, rows)
-    }
-
-    fn publish(&self, cx: &StepContext<'_>, publish: Publish<'_>, rows: Range<usize>) -> Result<()> {
-        qkv::publish(self, cx, publish, rows)
-    }
-
-    fn attend(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        kv: DevPtr,
-        rows: Range<usize>,
-    ) -> Result<()> {
-        match self.arithmetic(cx.shape).cpu {
-            Some(cpu) => exact::attend(self, cx, cpu, layer, kv, &rows),
-            None => attend::attend(self, cx, layer, kv, &rows),
+    fn enqueue(&self, cx: &StepContext<'_>, op: RowOp<'_>, rows: Range<usize>) -> Result<()> {
+        let cpu = || self.arithmetic(cx.shape).cpu;
+        match op {
+            RowOp::Embed(weight) => ends::embed(self, cx, weight, rows),
+            RowOp::Fold(residual) => qkv::fold(self, cx, residual, rows),
+            RowOp::Project { layer, residual } => qkv::project(self, cx, layer, residual, rows),
+            RowOp::Append { kv } => qkv::append(self, cx, kv, rows),
+            RowOp::Publish(publish) => qkv::publish(self, cx, publish, rows),
+            RowOp::Qkv { .. } => op.parts().try_for_each(|part| self.enqueue(cx, part, rows.clone())),
+            RowOp::Attend { layer, kv } => match cpu() {
+                Some(cpu) => exact::attend(self, cx, cpu, layer, kv, &rows),
+                None => attend::attend(self, cx, layer, kv, &rows),
+            },
+            RowOp::Merge { layer, other } => match cpu() {
+                Some(cpu) => exact::merge(self, cx, cpu, layer, other, &rows),
+                None => attend::merge(self, cx, layer, other, &rows),
+            },
+            RowOp::Collect(mailbox) => exchange::collect(self, cx, mailbox, &rows),
+            RowOp::OutProj(layer) => ffn::to_delta(self, cx, "out_proj", &layer.o, cx.ws.attn, rows),
+            RowOp::FfnUp { layer, residual } => match &layer.ffn {
+                FeedForward::Experts(e) => experts::up(self, cx, layer, e, residual, rows),
+                _ => ffn::up(self, cx, layer, residual, rows),
+            },
+            RowOp::FfnDown(layer) => match &layer.ffn {
+                FeedForward::Experts(e) => experts::down(self, cx, e, rows),
+                other => ffn::to_delta(self, cx, "ffn_down", &other.dense()?.down, cx.ws.act, rows),
+            },
+            RowOp::AddShare(layer) => experts::add_share(self, cx, layer.ffn.experts()?, rows),
+            RowOp::Logits { norm, head, residual } => ends::logits(self, cx, norm, head, residual, &rows),
+            RowOp::Argmax => ends::argmax(self, cx, &rows),
         }
-    }
-
-    fn out_proj(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
-        ffn::to_delta(self, cx, "out_proj", &layer.o, cx.ws.attn, rows)
-    }
-
-    fn ffn_up(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        residual: Residual,
-        rows: Range<usize>,
-    ) -> Result<()> {
-        match &layer.ffn {
-            FeedForward::Experts(e) => experts::up(self, cx, layer, e, residual, rows),
-            _ => ffn::up(self, cx, layer, residual, rows),
-        }
-    }
-
-    fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
-        match &layer.ffn {
-            FeedForward::Experts(e) => experts::down(self, cx, e, rows),
-            other => ffn::to_delta(self, cx, "ffn_down", &other.dense()?.down, cx.ws.act, rows),
-        }
-    }
-
-    fn add_share(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
-        experts::add_share(self, cx, layer.ffn.experts()?, rows)
-    }
-
-    fn logits(
-        &self,
-        cx: &StepContext<'_>,
-        weight: NormWeight,
-        head: &LinearWeight,
-        residual: Residual,
-        rows: Range<usize>,
-    ) -> Result<()> {
-        ends::logits(self, cx, weight, head, residual, &rows)
-    }
-
-    fn argmax(&self, cx: &StepContext<'_>, rows: Range<usize>) -> Result<()> {
-        ends::argmax(self, cx, &rows)
     }
 
     fn top(&self, lane: Lane, shape: &Shape, ws: &Workspace, factors: &[f32]) -> Result<()> {
         ends::top(self, lane, shape, ws, factors)
-    }
-
-    fn collect(&self, cx: &StepContext<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()> {
-        exchange::collect(self, cx, mailbox, &rows)
-    }
-
-    fn merge(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        other: &PartialRows,
-        rows: Range<usize>,
-    ) -> Result<()> {
-        match self.arithmetic(cx.shape).cpu {
-            Some(cpu) => exact::merge(self, cx, cpu, layer, other, &rows),
-            None => attend::merge(self, cx, layer, other, &rows),
-        }
     }
 
     fn gather_pages(

@@ -15,7 +15,7 @@ use crate::device::emulated::step::Row;
 use crate::device::runtime::{DevPtr, Pinned};
 use crate::{Error, Result};
 
-/// See [`Accelerator::fold`](crate::device::accelerator::Accelerator::fold).
+/// See [`RowOp::Fold`](crate::device::accelerator::RowOp::Fold).
 pub(super) fn fold(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
@@ -28,7 +28,7 @@ pub(super) fn fold(
     let mut io = accel.operands(cx);
     let Some(delta) = io.delta(cx, residual, &rows) else { return Ok(()) };
     let hidden = io.write_rows(cx.ws.hidden, &rows, 4 * d);
-    accel.enqueue(cx, "fold", io, move |reads, writes| {
+    accel.enqueue_function(cx, "fold", io, move |reads, writes| {
         for (i, hidden) in numbers_mut::<f32>(writes[hidden]).chunks_exact_mut(d).enumerate() {
             norm::add(kernels, kind, hidden, delta.row(reads, i));
         }
@@ -36,7 +36,7 @@ pub(super) fn fold(
     })
 }
 
-/// See [`Accelerator::project`](crate::device::accelerator::Accelerator::project).
+/// See [`RowOp::Project`](crate::device::accelerator::RowOp::Project).
 pub(super) fn project(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
@@ -69,7 +69,7 @@ pub(super) fn project(
     let by = accel.arithmetic(&shape);
     let kernels = by.kernels;
     let norm_rows = NormRows { kernels, norm: shape.norm, act, d, delta, weight };
-    accel.enqueue(cx, "project", io, move |reads, writes| {
+    accel.enqueue_function(cx, "project", io, move |reads, writes| {
         let hidden = numbers_mut(std::mem::take(&mut writes[hidden]));
         let x = norm_rows.run(reads, hidden, std::mem::take(&mut writes[x]));
         let projected = numbers_mut::<f32>(std::mem::take(&mut writes[projected]));
@@ -101,7 +101,7 @@ pub(super) fn project(
     })
 }
 
-/// See [`Accelerator::append`](crate::device::accelerator::Accelerator::append).
+/// See [`RowOp::Append`](crate::device::accelerator::RowOp::Append).
 pub(super) fn append(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
@@ -124,7 +124,7 @@ pub(super) fn append(
     for &p in &pages {
         io.write(kv.add(p as usize * shape.page_bytes()), shape.page_bytes());
     }
-    accel.enqueue(cx, "append", io, move |reads, writes| {
+    accel.enqueue_function(cx, "append", io, move |reads, writes| {
         let finished = numbers::<f32>(reads[finished]).chunks_exact(width);
         for ((i, r), row) in rows.clone().enumerate().zip(finished) {
             kept.write(&row[..qd], &mut writes[q][i * q_bytes..(i + 1) * q_bytes]);
@@ -147,7 +147,7 @@ pub(super) fn check_mailbox(cx: &StepContext<'_>, mailbox: &Mailbox) -> Result<(
     }
 }
 
-/// See [`Accelerator::publish`](crate::device::accelerator::Accelerator::publish).
+/// See [`RowOp::Publish`](crate::device::accelerator::RowOp::Publish).
 pub(super) fn publish(
     accel: &EmulatedAccelerator,
     cx: &StepContext<'_>,
@@ -174,7 +174,7 @@ pub(super) fn publish(
         })
         .collect();
     let epoch = accel.step(cx).epoch.wrapping_add(publish.epoch_add);
-    accel.enqueue(cx, "publish", io, move |reads, writes| {
+    accel.enqueue_function(cx, "publish", io, move |reads, writes| {
         for &(from, to) in &letters {
             kept.write(numbers(reads[from]), writes[to]);
         }

@@ -10,7 +10,7 @@ use crate::Result;
 use crate::device::accelerator::{LayerWeights, PartialRows, StepContext};
 use crate::device::runtime::{DevPtr, Runtime};
 
-/// See [`Accelerator::attend`](crate::device::accelerator::Accelerator::attend).
+/// See [`RowOp::Attend`](crate::device::accelerator::RowOp::Attend).
 pub(super) fn attend(
     rt: &dyn Runtime,
     cx: &StepContext<'_>,
@@ -68,7 +68,7 @@ fn attend_part(
     attention::prefill_attention(rt, cx.lane, &shape, &prefill)
 }
 
-/// See [`Accelerator::merge`](crate::device::accelerator::Accelerator::merge).
+/// See [`RowOp::Merge`](crate::device::accelerator::RowOp::Merge).
 pub(super) fn merge(
     rt: &dyn Runtime,
     cx: &StepContext<'_>,

@@ -14,7 +14,7 @@ use crate::device::accelerator::{
 };
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 
-/// See [`Accelerator::embed`](crate::device::accelerator::Accelerator::embed).
+/// See [`RowOp::Embed`](crate::device::accelerator::RowOp::Embed).
 pub(super) fn embed(
     rt: &dyn Runtime,
     cx: &StepContext<'_>,
@@ -58,7 +58,7 @@ pub(super) fn embed(
     elementwise::embed(rt, cx.lane, &args)
 }
 
-/// See [`Accelerator::logits`](crate::device::accelerator::Accelerator::logits).
+/// See [`RowOp::Logits`](crate::device::accelerator::RowOp::Logits).
 pub(super) fn logits(
     rt: &dyn Runtime,
     cx: &StepContext<'_>,
@@ -118,7 +118,7 @@ fn logit_places(cx: &StepContext<'_>, rows: &Range<usize>) -> Range<usize> {
     }
 }
 
-/// See [`Accelerator::argmax`](crate::device::accelerator::Accelerator::argmax).
+/// See [`RowOp::Argmax`](crate::device::accelerator::RowOp::Argmax).
 pub(super) fn argmax(rt: &dyn Runtime, cx: &StepContext<'_>, rows: &Range<usize>) -> Result<()> {
     cx.check(rows)?;
     let (ws, lists) = (cx.ws, lists(cx));

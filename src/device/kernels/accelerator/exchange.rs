@@ -9,7 +9,7 @@ use crate::Result;
 use crate::device::accelerator::{LayerPages, Mailbox, PageMove, Shape, StepContext};
 use crate::device::runtime::{DevPtr, Runtime};
 
-/// See [`Accelerator::collect`](crate::device::accelerator::Accelerator::collect).
+/// See [`RowOp::Collect`](crate::device::accelerator::RowOp::Collect).
 pub(super) fn collect(
     rt: &dyn Runtime,
     cx: &StepContext<'_>,

@@ -54,7 +54,7 @@ fn tokens(rt: &dyn Runtime, e: &ExpertShape, w: &ExpertWeights, rows: usize) -> 
     tokens_of(rows, e.used, e.count).min(most)
 }
 
-/// See [`Accelerator::ffn_up`](crate::device::accelerator::Accelerator::ffn_up).
+/// See [`RowOp::FfnUp`](crate::device::accelerator::RowOp::FfnUp).
 pub(super) fn up(
     rt: &dyn Runtime,
     cx: &StepContext<'_>,
@@ -162,7 +162,7 @@ fn up_of(rt: &dyn Runtime, cx: &StepContext<'_>, w: &ExpertWeights, rows: Range<
     experts_product(rt, lane, &product_of_experts)
 }
 
-/// See [`Accelerator::ffn_down`](crate::device::accelerator::Accelerator::ffn_down).
+/// See [`RowOp::FfnDown`](crate::device::accelerator::RowOp::FfnDown).
 pub(super) fn down(
     rt: &dyn Runtime,
     cx: &StepContext<'_>,
@@ -226,7 +226,7 @@ fn down_of(rt: &dyn Runtime, cx: &StepContext<'_>, w: &ExpertWeights, rows: Rang
     combine(rt, lane, &sum)
 }
 
-/// See [`Accelerator::add_share`](crate::device::accelerator::Accelerator::add_share).
+/// See [`RowOp::AddShare`](crate::device::accelerator::RowOp::AddShare).
 pub(super) fn add_share(rt: &dyn Runtime, cx: &StepContext<'_>, rows: &Range<usize>) -> Result<()> {
     cx.check(rows)?;
     let (_, of) = cx.expert_rows(rows.start)?;

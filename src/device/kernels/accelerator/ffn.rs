@@ -11,7 +11,7 @@ use crate::device::accelerator::{LayerWeights, LinearWeight, Residual, StepConte
 use crate::device::runtime::{DevPtr, Runtime};
 use crate::model::Ffn;
 
-/// See [`Accelerator::ffn_up`](crate::device::accelerator::Accelerator::ffn_up).
+/// See [`RowOp::FfnUp`](crate::device::accelerator::RowOp::FfnUp).
 pub(super) fn up(
     rt: &dyn Runtime,
     cx: &StepContext<'_>,

@@ -25,9 +25,8 @@ use super::exchange::{pages_from_host, pages_to_host};
 use super::product::{self, choose};
 use super::quant::PackedLayout;
 use crate::device::accelerator::{
-    Accelerator, EmbedWeight, FeedForward, LayerPages, LayerWeights, Limits, LinearSource, LinearWeight,
-    Mailbox, NormWeight, PageMove, PartialRows, Publish, Residual, Shape, Step, StepContext, StepDesc,
-    Workspace,
+    Accelerator, FeedForward, LayerPages, Limits, LinearSource, LinearWeight, PageMove, RowOp, Shape, Step,
+    StepContext, StepDesc, Workspace,
 };
 use crate::device::runtime::{DevPtr, Lane, Runtime};
 use crate::host::Pool;
@@ -156,52 +155,34 @@ impl Accelerator for KernelAccelerator {
         step::prepare(self.rt(), lane, shape, limits, step, memory)
     }
 
-    fn embed(&self, cx: &StepContext<'_>, weight: &EmbedWeight, rows: Range<usize>) -> Result<()> {
-        ends::embed(self.rt(), cx, weight, rows)
-    }
-
-    fn fold(&self, cx: &StepContext<'_>, residual: Residual, rows: Range<usize>) -> Result<()> {
-        qkv::fold(self.rt(), cx, residual, &rows)
-    }
-
-    fn project(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        residual: Residual,
-        rows: Range<usize>,
-    ) -> Result<()> {
-        qkv::project(self.rt(), cx, layer, residual, &rows)
-    }
-
-    fn append(&self, cx: &StepContext<'_>, kv: DevPtr, rows: Range<usize>) -> Result<()> {
-        qkv::append(self.rt(), cx, kv, &rows)
-    }
-
-    fn publish(&self, cx: &StepContext<'_>, publish: Publish<'_>, rows: Range<usize>) -> Result<()> {
-        qkv::publish(self.rt(), cx, publish, &rows)
-    }
-
-    fn qkv(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        kv: DevPtr,
-        residual: Residual,
-        publish: Option<Publish<'_>>,
-        rows: Range<usize>,
-    ) -> Result<()> {
-        qkv::qkv(self.rt(), cx, layer, kv, residual, publish, &rows)
-    }
-
-    fn attend(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        kv: DevPtr,
-        rows: Range<usize>,
-    ) -> Result<()> {
-        attend::attend(self.rt(), cx, layer, kv, &rows)
+    fn enqueue(&self, cx: &StepContext<'_>, op: RowOp<'_>, rows: Range<usize>) -> Result<()> {
+        let rt = self.rt();
+        let ws = || cx.ws.at_row(cx.shape, rows.start);
+        match op {
+            RowOp::Embed(weight) => ends::embed(rt, cx, weight, rows),
+            RowOp::Fold(residual) => qkv::fold(rt, cx, residual, &rows),
+            RowOp::Project { layer, residual } => qkv::project(rt, cx, layer, residual, &rows),
+            RowOp::Append { kv } => qkv::append(rt, cx, kv, &rows),
+            RowOp::Publish(publish) => qkv::publish(rt, cx, publish, &rows),
+            RowOp::Qkv { layer, kv, residual, publish } => {
+                qkv::qkv(rt, cx, layer, kv, residual, publish, &rows)
+            }
+            RowOp::Attend { layer, kv } => attend::attend(rt, cx, layer, kv, &rows),
+            RowOp::Merge { layer, other } => attend::merge(rt, cx, layer, other, &rows),
+            RowOp::Collect(mailbox) => exchange::collect(rt, cx, mailbox, &rows),
+            RowOp::OutProj(layer) => ffn::to_delta(rt, cx, &layer.o, ws().attn, &rows),
+            RowOp::FfnUp { layer, residual } => match &layer.ffn {
+                FeedForward::Experts(e) => experts::up(rt, cx, layer, e, residual, rows),
+                _ => ffn::up(rt, cx, layer, residual, rows),
+            },
+            RowOp::FfnDown(layer) => match &layer.ffn {
+                FeedForward::Experts(e) => experts::down(rt, cx, e, rows),
+                other => ffn::to_delta(rt, cx, &other.dense()?.down, ws().act, &rows),
+            },
+            RowOp::AddShare(_) => experts::add_share(rt, cx, &rows),
+            RowOp::Logits { norm, head, residual } => ends::logits(rt, cx, norm, head, residual, rows),
+            RowOp::Argmax => ends::argmax(rt, cx, &rows),
+        }
     }
 
     fn declare_pages(
@@ -216,67 +197,8 @@ impl Accelerator for KernelAccelerator {
         uses::declare(self.rt(), cx, kv, &rows, how)
     }
 
-    fn out_proj(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
-        let attn = cx.ws.at_row(cx.shape, rows.start).attn;
-        ffn::to_delta(self.rt(), cx, &layer.o, attn, &rows)
-    }
-
-    fn ffn_up(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        residual: Residual,
-        rows: Range<usize>,
-    ) -> Result<()> {
-        match &layer.ffn {
-            FeedForward::Experts(e) => experts::up(self.rt(), cx, layer, e, residual, rows),
-            _ => ffn::up(self.rt(), cx, layer, residual, rows),
-        }
-    }
-
-    fn ffn_down(&self, cx: &StepContext<'_>, layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
-        let act = cx.ws.at_row(cx.shape, rows.start).act;
-        match &layer.ffn {
-            FeedForward::Experts(e) => experts::down(self.rt(), cx, e, rows),
-            other => ffn::to_delta(self.rt(), cx, &other.dense()?.down, act, &rows),
-        }
-    }
-
-    fn add_share(&self, cx: &StepContext<'_>, _layer: &LayerWeights, rows: Range<usize>) -> Result<()> {
-        experts::add_share(self.rt(), cx, &rows)
-    }
-
-    fn logits(
-        &self,
-        cx: &StepContext<'_>,
-        weight: NormWeight,
-        head: &LinearWeight,
-        residual: Residual,
-        rows: Range<usize>,
-    ) -> Result<()> {
-        ends::logits(self.rt(), cx, weight, head, residual, rows)
-    }
-
-    fn argmax(&self, cx: &StepContext<'_>, rows: Range<usize>) -> Result<()> {
-        ends::argmax(self.rt(), cx, &rows)
-    }
-
     fn top(&self, lane: Lane, shape: &Shape, ws: &Workspace, factors: &[f32]) -> Result<()> {
         ends::top(self.rt(), lane, shape, ws, factors)
-    }
-
-    fn collect(&self, cx: &StepContext<'_>, mailbox: &Mailbox, rows: Range<usize>) -> Result<()> {
-        exchange::collect(self.rt(), cx, mailbox, &rows)
-    }
-
-    fn merge(
-        &self,
-        cx: &StepContext<'_>,
-        layer: &LayerWeights,
-        other: &PartialRows,
-        rows: Range<usize>,
-    ) -> Result<()> {
-        attend::merge(self.rt(), cx, layer, other, &rows)
     }
 
     fn gather_pages(

@@ -47,7 +47,7 @@ pub(super) fn norm_rows(
     norm(rt, cx.lane, &args)
 }
 
-/// See [`Accelerator::fold`](crate::device::accelerator::Accelerator::fold).
+/// See [`RowOp::Fold`](crate::device::accelerator::RowOp::Fold).
 pub(super) fn fold(
     rt: &dyn Runtime,
     cx: &StepContext<'_>,
@@ -174,7 +174,7 @@ fn appending(cx: &StepContext<'_>, kv: DevPtr, args: RopeAppend, rows: &Range<us
     }
 }
 
-/// See [`Accelerator::project`](crate::device::accelerator::Accelerator::project).
+/// See [`RowOp::Project`](crate::device::accelerator::RowOp::Project).
 pub(super) fn project(
     rt: &dyn Runtime,
     cx: &StepContext<'_>,
@@ -188,7 +188,7 @@ pub(super) fn project(
     rope_append(rt, cx.lane, &RopeAppend { finished: args.qkv, ..args })
 }
 
-/// See [`Accelerator::append`](crate::device::accelerator::Accelerator::append).
+/// See [`RowOp::Append`](crate::device::accelerator::RowOp::Append).
 pub(super) fn append(rt: &dyn Runtime, cx: &StepContext<'_>, kv: DevPtr, rows: &Range<usize>) -> Result<()> {
     cx.check(rows)?;
     declare(rt, cx, kv, rows, Use::Append)?;
@@ -204,7 +204,7 @@ pub(super) fn check_mailbox(cx: &StepContext<'_>, mailbox: &Mailbox) -> Result<(
     }
 }
 
-/// See [`Accelerator::publish`](crate::device::accelerator::Accelerator::publish).
+/// See [`RowOp::Publish`](crate::device::accelerator::RowOp::Publish).
 pub(super) fn publish(
     rt: &dyn Runtime,
     cx: &StepContext<'_>,
@@ -238,7 +238,7 @@ pub(super) fn publish(
     publish_rows(rt, cx.lane, &args)
 }
 
-/// See [`Accelerator::qkv`](crate::device::accelerator::Accelerator::qkv).
+/// See [`RowOp::Qkv`](crate::device::accelerator::RowOp::Qkv).
 pub(super) fn qkv(
     rt: &dyn Runtime,
     cx: &StepContext<'_>,

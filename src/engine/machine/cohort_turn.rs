@@ -4,7 +4,7 @@ use super::lane::Ticket;
 
 /// A step's treatment of a cohort's sub-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Turn {
+pub(super) enum CohortTurn {
     /// There is no cohort.
     #[default]
     None,
@@ -20,8 +20,8 @@ pub(super) enum Turn {
 
 /// The jobs of a cohort that a step gives to the host.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Chain {
-    pub turn: Turn,
+pub(super) struct CohortJobs {
+    pub turn: CohortTurn,
     /// Epoch of the jobs, once there are any.
     pub epoch: Option<u32>,
     /// The first and the last one given.
