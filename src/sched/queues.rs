@@ -28,6 +28,8 @@ pub struct Queues {
     as_allowed: bool,
     /// Whether an answer ended before its limit: where the others end is not known.
     ends_early: bool,
+    /// Whether a request ever had targets of its own: none of them is looked at before.
+    own_targets: bool,
 }
 
 /// Waiting requests that comparisons look at, and whose lengths are expected anew when others have ended; those behind them come in their turn.
@@ -42,11 +44,12 @@ impl Queues {
 
     /// A request joins the waiting ones: behind those of its tenant, unless their priority is greater, and at the tenant's turn.
     pub fn submit(&mut self, job: RequestView) {
-        let arrived = job.arrived.or(Some(self.now));
+        let arrived = Some(job.arrived.unwrap_or(self.now)).into();
         let mut job = RequestView { arrived, ..job };
         if !self.as_allowed {
             job.expect(&self.lengths);
         }
+        self.own_targets |= job.targets.is_some();
         self.turns.join(&mut self.waiting, job);
     }
 
@@ -68,7 +71,8 @@ impl Queues {
     /// Whether anything is asked of latency: of all requests, or by one of those in sight for itself.
     pub fn has_targets(&self) -> bool {
         let own = |job: &RequestView| job.targets.is_some();
-        self.targets.is_some() || self.running.iter().chain(self.waiting.iter().take(IN_SIGHT)).any(own)
+        let some = || self.running.iter().chain(self.waiting.iter().take(IN_SIGHT)).any(own);
+        self.targets.is_some() || self.own_targets && some()
     }
 
     /// Asks it of all requests that ask nothing for themselves.
@@ -114,6 +118,7 @@ impl Queues {
             lengths: LearnedLengths::default(),
             as_allowed: true,
             ends_early: self.ends_early,
+            own_targets: self.own_targets,
         }
     }
 
@@ -214,7 +219,7 @@ impl Queues {
                         job.expect(&self.lengths);
                     }
                     if job.stored >= job.prompt && job.first.is_none() {
-                        job.first = Some(self.now);
+                        job.first = Some(self.now).into();
                         if job.is_awaited() {
                             let took = self.now - job.arrived.unwrap_or(self.now);
                             self.firsts = (self.firsts.0 + 1, self.firsts.1 + took);
@@ -279,8 +284,11 @@ impl Queues {
 
     /// Requests that will be late whatever happens: their first token is, or is not there and would be.
     pub(super) fn hopeless(&self) -> usize {
+        if self.targets.ttft.is_none() && !self.own_targets {
+            return 0;
+        }
         let late = |job: &&RequestView| {
-            let most = job.targets.ttft.or(self.targets.ttft);
+            let most = job.targets.ttft.get().or(self.targets.ttft);
             most.is_some_and(|most| job.first.unwrap_or(self.now) - job.arrived.unwrap_or(self.now) > most)
         };
         self.running.iter().chain(&self.waiting).filter(late).count()
@@ -291,6 +299,7 @@ impl Queues {
         let all = || self.running.iter().chain(&self.waiting);
         match self.targets.is_some() {
             true => all().count(),
+            false if !self.own_targets => 0,
             false => all().filter(|job| job.targets.is_some()).count(),
         }
     }

@@ -207,7 +207,7 @@ impl Rollout {
         self.seconds += takes;
         // Rows that are parked have no token yet.
         let done = iteration.sub_batches.iter().zip(&parked).filter(|(_, parked)| parked.is_none());
-        let load = done.flat_map(|(batch, _)| &batch.groups).fold(RowLoad::default(), RowLoad::with);
+        let load = RowLoad::of(done.flat_map(|(batch, _)| &batch.groups));
         self.advanced(self.worth.of(&load));
         self.queues.set_now(self.from + self.seconds);
         self.queues.commit(iteration, &parked, |g| g.tokens);

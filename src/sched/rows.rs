@@ -24,8 +24,22 @@ pub(super) struct RowLoad {
 }
 
 impl RowLoad {
+    /// Of these groups.
+    pub fn of<'a>(groups: impl IntoIterator<Item = &'a Group>) -> RowLoad {
+        let mut load = RowLoad::default();
+        groups.into_iter().for_each(|group| load.add(group));
+        load
+    }
+
     /// With one more group.
     pub fn with(mut self, group: &Group) -> RowLoad {
+        self.add(group);
+        self
+    }
+
+    /// Adds a group. Inlined, since rollouts call it for each row of each of their steps.
+    #[inline]
+    pub fn add(&mut self, group: &Group) {
         let (rows, end) = (u64::from(group.tokens), u64::from(group.end()));
         self.rows += rows;
         match (group.phase, group.kv) {
@@ -37,12 +51,11 @@ impl RowLoad {
             (Phase::Decode, Kv::Host) => self.host = (self.host.0 + 1, self.host.1 + end),
             (Phase::Decode, _) => self.device = (self.device.0 + 1, self.device.1 + end),
         }
-        self
     }
 
     /// Without one of its groups.
     pub fn without(mut self, group: &Group) -> RowLoad {
-        let one = RowLoad::default().with(group);
+        let one = RowLoad::of([group]);
         self.rows -= one.rows;
         self.prompt =
             (self.prompt.0 - one.prompt.0, self.prompt.1 - one.prompt.1, self.prompt.2 - one.prompt.2);
@@ -96,7 +109,7 @@ fn kind(group: &Group) -> usize {
 impl SubBatchRows {
     /// Adds a group.
     pub fn push(&mut self, group: Group) {
-        self.load = self.load.with(&group);
+        self.load.add(&group);
         self.kinds[kind(&group)].push(group);
     }
 

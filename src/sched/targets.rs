@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::seconds::OptionalSeconds;
 use crate::{Error, Result};
 
 /// Seconds within which tokens are wanted; `None` where any will do.
@@ -35,7 +36,7 @@ impl Targets {
 
     /// Those of a request with targets of its own.
     pub fn with(&self, own: OwnTargets) -> Targets {
-        Targets { ttft: own.ttft.or(self.ttft), tpot: own.tpot.or(self.tpot), ..*self }
+        Targets { ttft: own.ttft.get().or(self.ttft), tpot: own.tpot.get().or(self.tpot), ..*self }
     }
 
     /// The mean seconds to a first token that are not exceeded without targets, where the device alone has `alone`.
@@ -59,12 +60,19 @@ impl Targets {
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct OwnTargets {
     /// Seconds from its arrival to its first token.
-    pub ttft: Option<f64>,
+    pub ttft: OptionalSeconds,
     /// Seconds between its tokens after the first, their mean.
-    pub tpot: Option<f64>,
+    pub tpot: OptionalSeconds,
 }
 
 impl OwnTargets {
+    /// Seconds to the first token, and between those after it.
+    pub fn new(ttft: Option<f64>, tpot: Option<f64>) -> OwnTargets {
+        // What is not a number is no target, either, and must not count as none: `check` refuses what stands for it.
+        let kept = |seconds: Option<f64>| seconds.map(|s| if s.is_nan() { f64::NEG_INFINITY } else { s });
+        OwnTargets { ttft: kept(ttft).into(), tpot: kept(tpot).into() }
+    }
+
     /// Whether anything is asked.
     pub fn is_some(&self) -> bool {
         self.ttft.is_some() || self.tpot.is_some()
@@ -74,7 +82,7 @@ impl OwnTargets {
     /// A target that is not a number of seconds above 0, by its name in requests.
     pub fn check(&self) -> Result<()> {
         for (name, target) in [("ttft_target", self.ttft), ("tpot_target", self.tpot)] {
-            if let Some(seconds) = target.filter(|&seconds| !(seconds > 0.0 && seconds.is_finite())) {
+            if let Some(seconds) = target.get().filter(|&seconds| !(seconds > 0.0 && seconds.is_finite())) {
                 return Err(Error::usage(format!(
                     "{name}: {seconds}, a number of seconds above 0 is wanted"
                 )));
@@ -115,14 +123,14 @@ mod tests {
     fn own_targets_replace_those_of_all() {
         let all = Targets { ttft: Some(1.0), tpot: Some(0.1), ..Targets::NONE };
         assert_eq!(all.with(OwnTargets::default()), all);
-        let own = OwnTargets { tpot: Some(0.5), ..OwnTargets::default() };
+        let own = OwnTargets::new(None, Some(0.5));
         assert_eq!(all.with(own), Targets { tpot: Some(0.5), ..all });
         assert_eq!(Targets::OFFLINE.with(own), Targets { tpot: Some(0.5), ..Targets::OFFLINE });
     }
 
     #[test]
     fn own_targets_are_seconds_above_0() {
-        let own = |ttft, tpot| OwnTargets { ttft, tpot }.check();
+        let own = |ttft, tpot| OwnTargets::new(ttft, tpot).check();
         own(Some(1e-9), Some(1e9)).unwrap();
         own(None, None).unwrap();
         for wrong in [0.0, -1.0, f64::NAN, f64::INFINITY] {

@@ -4,6 +4,7 @@ use crate::cache::KvGeometry;
 use crate::program::{Group, Kv, Phase, RequestId, Side, Wants};
 
 use super::lengths::LearnedLengths;
+use super::seconds::OptionalSeconds;
 use super::targets::OwnTargets;
 
 /// A request as strategies see it.
@@ -28,9 +29,9 @@ pub struct RequestView {
     /// Iterations since it last advanced.
     pub waited: u32,
     /// When it came, by [`Queues::now`](super::Queues::now); `None`: when it is submitted.
-    pub arrived: Option<f64>,
+    pub arrived: OptionalSeconds,
     /// When it had its first token.
-    pub first: Option<f64>,
+    pub first: OptionalSeconds,
     /// Whose it is: waiting requests of different tenants take turns.
     pub tenant: u32,
     /// Of its tenant's waiting requests, those with a lower one come first.
@@ -54,8 +55,8 @@ impl RequestView {
             home: None,
             at: None,
             waited: 0,
-            arrived: None,
-            first: None,
+            arrived: OptionalSeconds::NONE,
+            first: OptionalSeconds::NONE,
             tenant: 0,
             priority: 0,
             targets: OwnTargets::default(),
@@ -65,7 +66,7 @@ impl RequestView {
 
     /// Whether it came after the start, where all of an offline workload are.
     pub(super) fn came_later(&self) -> bool {
-        self.arrived.is_some_and(|at| at > 0.0)
+        self.arrived.unwrap_or(0.0) > 0.0
     }
 
     /// Whether somebody waits for its first token who has not said how long: it came after the start.

@@ -104,10 +104,10 @@ impl Settings {
         }
         let include_usage = fields.stream_options.and_then(|o| o.include_usage).unwrap_or(false);
         let (n, priority) = (n as usize, fields.priority.unwrap_or(0));
-        let targets = OwnTargets {
-            ttft: seconds("ttft_target", fields.ttft_target)?,
-            tpot: seconds("tpot_target", fields.tpot_target)?,
-        };
+        let targets = OwnTargets::new(
+            seconds("ttft_target", fields.ttft_target)?,
+            seconds("tpot_target", fields.tpot_target)?,
+        );
         Ok(Settings {
             sampling,
             ending,

@@ -176,7 +176,7 @@ impl Sim<'_> {
             // The last token of an answer is not stored.
             let answer = request.output.max(self.most_answer);
             let job = RequestView::new(id(self.next), request.input, request.input + answer - 1);
-            let job = RequestView { arrived: Some(request.at), ..job };
+            let job = RequestView { arrived: Some(request.at).into(), ..job };
             let (pages, most) = (job.pages(), self.most_pages);
             if pages > most {
                 self.trips[self.next].failed = true;

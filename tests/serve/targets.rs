@@ -61,7 +61,7 @@ fn the_scheduler_has_the_targets_of_a_request() {
     let body = json!({ "prompt": "ab", "max_tokens": 1, "ttft_target": 0.25, "tpot_target": 0.125 });
     let stream = served.send("/v1/completions", &body);
     served.wait_until(|| gate.seen_targets().is_some_and(|own| own != OwnTargets::default()));
-    assert_eq!(gate.seen_targets(), Some(OwnTargets { ttft: Some(0.25), tpot: Some(0.125) }));
+    assert_eq!(gate.seen_targets(), Some(OwnTargets::new(Some(0.25), Some(0.125))));
     gate.open();
     drop(stream);
     served.wait_until_free();

@@ -184,7 +184,7 @@ fn request(
     if best_of < n {
         return Err(format!("best_of: {best_of}, fewer than the n of {n} that are wanted"));
     }
-    let targets = OwnTargets { ttft: fields.seconds("ttft_target")?, tpot: fields.seconds("tpot_target")? };
+    let targets = OwnTargets::new(fields.seconds("ttft_target")?, fields.seconds("tpot_target")?);
     let (sampling, own_seed) = fields.sampling(base)?;
     let most = fields.one_of(&["max_completion_tokens", "max_tokens", "n_predict"])?;
     let max_tokens = fields.whole(most, 0, i64::from(u32::MAX))?.map(|n| n as usize);
@@ -449,7 +449,7 @@ mod tests {
             (LineInput::Tokens(vec![3, 5]), Some(true), Some(1.into()))
         );
         let line = one(r#"{"prompt":"a","ttft_target":2,"tpot_target":0.05}"#).unwrap();
-        assert_eq!(line.targets, OwnTargets { ttft: Some(2.0), tpot: Some(0.05) });
+        assert_eq!(line.targets, OwnTargets::new(Some(2.0), Some(0.05)));
     }
 
     /// Clients write defaults out: what changes nothing is no error.

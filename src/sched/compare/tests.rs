@@ -152,7 +152,7 @@ fn own_targets_of_all_requests_choose_as_those_of_all() {
     let mut winners = Vec::new();
     for (ttft, tpot) in [(None, Some(0.06)), (None, Some(0.1)), (Some(3.0), None), (Some(8.0), Some(0.15))] {
         let all = waiting(Targets { ttft, tpot, ..Targets::OFFLINE }, 0.0);
-        let each = waiting_with(Targets::OFFLINE, 0.0, |_| OwnTargets { ttft, tpot });
+        let each = waiting_with(Targets::OFFLINE, 0.0, |_| OwnTargets::new(ttft, tpot));
         let of = |queues: &Queues| winner(&Policy::mixed(), queues, &costs, 1 << 40).0;
         assert_eq!(of(&all), of(&each), "{ttft:?} {tpot:?}");
         for policy in Policy::all() {
@@ -179,7 +179,7 @@ fn one_request_with_tight_targets_changes_the_choice() {
     let free = named(winner(&Policy::mixed(), &one(OwnTargets::default()), &costs, 1 << 40).0);
     let mut changed = 0;
     for tpot in [0.06, 0.08, 0.1, 0.15, 0.2] {
-        let queues = one(OwnTargets { tpot: Some(tpot), ..OwnTargets::default() });
+        let queues = one(OwnTargets::new(None, Some(tpot)));
         let late = |policy: &Policy| rolled_out(policy, queues.clone(), &costs).late();
         let chosen = named(winner(&Policy::mixed(), &queues, &costs, 1 << 40).0);
         assert_eq!(late(&chosen).1, 1, "only one has targets");
@@ -201,10 +201,10 @@ fn own_targets_take_nobodys_patience() {
         });
         Comparison::new(&Policy::mixed(), Policy::all(), &queues, &LIMITS, &costs).by
     };
-    let own = OwnTargets { tpot: Some(0.1), ..OwnTargets::default() };
+    let own = OwnTargets::new(None, Some(0.1));
     assert_eq!(by(own), By { targets: Some(Targets::NONE), patience: Patience::Unknown });
     // All say how long they wait.
-    let each = |slot: u32| OwnTargets { ttft: Some(f64::from(slot + 1)), ..OwnTargets::default() };
+    let each = |slot: u32| OwnTargets::new(Some(f64::from(slot + 1)), None);
     let queues = waiting_with(Targets::NONE, 1.0, each);
     let by = Comparison::new(&Policy::mixed(), Policy::all(), &queues, &LIMITS, &costs).by;
     assert_eq!(by, By { targets: Some(Targets::NONE), patience: Patience::Any });

@@ -90,8 +90,7 @@ impl Rollout {
         if iteration.flow != Flow::Async {
             let n = f64::from(steps);
             self.seconds += n * takes + grows * n * (n + 1.0) / 2.0;
-            let load =
-                iteration.sub_batches.iter().flat_map(|b| &b.groups).fold(RowLoad::default(), RowLoad::with);
+            let load = RowLoad::of(iteration.sub_batches.iter().flat_map(|b| &b.groups));
             self.advanced(n * self.worth.of(&load));
             self.queues.wait(steps - 1);
             self.queues.set_now(self.from + self.seconds);
