@@ -9,7 +9,7 @@ use super::options::Options;
 use super::place::RunInfo;
 use crate::device::{Accelerator, Clock};
 use crate::model::{ModelSpec, RouterProfile, Weights};
-use crate::program::{RequestId, Side};
+use crate::program::{PerUnit, RequestId, Side};
 use crate::sched::SlotMap;
 use crate::text::Top;
 use crate::timeline::Timeline;
@@ -170,7 +170,7 @@ impl Engine {
     /// computer's and the device's clocks since [`Engine::count_busy`]. In the latter case a lane of the device counts
     /// as working from the point where it has what it waited for to the point where it waits again. `None` if nothing
     /// counts.
-    pub fn busy_seconds(&self) -> Option<[f64; 4]> {
+    pub fn busy_seconds(&self) -> Option<PerUnit<f64>> {
         self.machine.busy_seconds()
     }
 

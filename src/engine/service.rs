@@ -53,7 +53,7 @@ use self::stepper::Stepper;
 use super::batcher::{Batcher, Event, Finish, Request};
 use super::sequences::Engine;
 use crate::host::unpin_current_thread;
-use crate::program::RequestId;
+use crate::program::{PerUnit, RequestId};
 use crate::{Error, Result};
 
 /// Default limit of requests in flight, including waiting ones. Planning a step examines each of them, so many more
@@ -106,9 +106,8 @@ pub struct Status {
     pub swapped: u64,
     /// Seconds that the steps took, and seconds predicted for them (0 without predictions).
     pub seconds: (f64, f64),
-    /// Seconds that each unit has worked, in the order of [`Unit::ALL`](crate::program::Unit::ALL): if the engine counts them
-    /// ([`Batcher::count_busy`]).
-    pub busy: Option<[f64; 4]>,
+    /// Seconds that each unit has worked, if the engine counts them ([`Batcher::count_busy`]).
+    pub busy: Option<PerUnit<f64>>,
     /// Bytes that have crossed the link: to the device, and to the host ([`Engine::link_bytes`]).
     pub link_bytes: [u64; 2],
     /// Experts of divided layers that have changed sides ([`Engine::exchanged_experts`]).

@@ -31,7 +31,8 @@ use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::program::virtual_machine::{self, Costs as _, Timeline, run, run_timed};
 use crate::program::{
-    Flow, Iteration, Kind, LayerPlacement, Op, Placement, Program, Residence, Side, Sublayer, Unit, lower,
+    Flow, Iteration, Kind, LayerPlacement, Op, PerUnit, Placement, Program, Residence, Side, Sublayer, Unit,
+    lower,
 };
 use crate::sched::Predict;
 
@@ -40,30 +41,30 @@ use crate::sched::Predict;
 pub struct Seconds {
     /// From its first operation to its last.
     pub all: f64,
-    /// Seconds by unit.
-    pub busy: [f64; 4],
+    /// Seconds that each unit works.
+    pub busy: PerUnit<f64>,
 }
 
 impl Seconds {
     fn of(line: &Timeline) -> Seconds {
-        let mut busy = [0.0; 4];
+        let mut busy = PerUnit::default();
         for span in &line.spans {
-            busy[span.unit as usize] += span.end - span.start;
+            busy[span.unit] += span.end - span.start;
         }
         Seconds { all: line.seconds(), busy }
     }
 
     /// Combined with copies that run at the same time.
     fn beside(self, copies: Seconds) -> Seconds {
-        let busy = std::array::from_fn(|unit| self.busy[unit] + copies.busy[unit]);
+        let busy = PerUnit::from_fn(|unit| self.busy[unit] + copies.busy[unit]);
         Seconds { all: self.all.max(copies.all), busy }
     }
 
     /// Adds the difference between `more` and `base`, `times` times.
     fn plus(mut self, times: f64, more: Seconds, base: Seconds) -> Seconds {
         self.all += times * (more.all - base.all);
-        for (busy, (more, base)) in self.busy.iter_mut().zip(more.busy.into_iter().zip(base.busy)) {
-            *busy += times * (more - base);
+        for unit in Unit::ALL {
+            self.busy[unit] += times * (more.busy[unit] - base.busy[unit]);
         }
         self
     }
@@ -428,9 +429,7 @@ impl Predict for Predictor {
 
     fn copies(&self, iteration: &Iteration) -> f64 {
         match self.beside_copies() < 1.0 {
-            true => self
-                .seconds(iteration)
-                .map_or(0.0, |t| t.busy[Unit::H2d as usize].max(t.busy[Unit::D2h as usize])),
+            true => self.seconds(iteration).map_or(0.0, |t| t.busy[Unit::H2d].max(t.busy[Unit::D2h])),
             false => 0.0,
         }
     }

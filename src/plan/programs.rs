@@ -21,7 +21,8 @@ use crate::Result;
 use crate::cache::PAGE_TOKENS;
 use crate::program::virtual_machine::{Timeline, run};
 use crate::program::{
-    Far, Group, Iteration, Kind, Kv, Op, Phase, Placement, Program, RequestId, Side, Unit, Wants, lower,
+    Far, Group, Iteration, Kind, Kv, Op, PerUnit, Phase, Placement, Program, RequestId, Side, Unit, Wants,
+    lower,
 };
 
 /// Seconds of one kind of operation on one unit.
@@ -83,7 +84,7 @@ struct Sums {
     /// Seconds by unit of the model: embedding, blocks, head, link.
     units: Vec<f64>,
     kinds: Vec<(&'static str, Unit, f64)>,
-    busy: [f64; 4],
+    busy: PerUnit<f64>,
     both: f64,
 }
 
@@ -104,17 +105,22 @@ impl Sums {
                 Some((_, _, sum)) => *sum += seconds,
                 None => self.kinds.push((name, op.unit, seconds)),
             }
-            self.busy[Unit::ALL.iter().position(|&u| u == op.unit).expect("a unit")] += seconds;
+            self.busy[op.unit] += seconds;
         }
         self.units[layers + 1] += weight * timeline.after;
         self.both += weight * timeline.overlap(Unit::Gpu, Unit::H2d);
     }
 
     fn shares(&self) -> BusyShares {
-        let [gpu, h2d, d2h, host] =
-            self.busy.map(|s| if self.seconds > 0.0 { s / self.seconds } else { 0.0 });
-        let less = self.busy[0].min(self.busy[1]);
-        BusyShares { gpu, h2d, d2h, host, overlap: if less > 0.0 { self.both / less } else { 1.0 } }
+        let share = |unit| if self.seconds > 0.0 { self.busy[unit] / self.seconds } else { 0.0 };
+        let less = self.busy[Unit::Gpu].min(self.busy[Unit::H2d]);
+        BusyShares {
+            gpu: share(Unit::Gpu),
+            h2d: share(Unit::H2d),
+            d2h: share(Unit::D2h),
+            host: share(Unit::Host),
+            overlap: if less > 0.0 { self.both / less } else { 1.0 },
+        }
     }
 }
 

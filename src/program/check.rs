@@ -21,8 +21,9 @@ pub use self::parked::ParkedRows;
 use self::rows::{BatchRows, KvHome, Run, SideRow};
 use self::tokens::{FollowedTokens, Ranges, holds, insert};
 use super::iteration::{Iteration, RequestId};
-use super::op::{Buffer, Cargo, Kind, Op, Part, Program, Unit};
+use super::op::{Buffer, Cargo, Kind, Op, Part, Program};
 use super::placement::{LayerPlacement, Placement, Residence, Side, Sublayer};
+use super::unit::Unit;
 
 /// What is wrong with which operation (by its place; the number of operations for what is missing at the end).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

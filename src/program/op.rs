@@ -8,43 +8,7 @@ use serde::Serialize;
 
 use super::iteration::{Flow, RequestId};
 use super::placement::{Side, Sublayer};
-
-/// What executes an operation: an in-order lane of the device, or the host's workers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Unit {
-    /// The device's compute lane.
-    Gpu,
-    /// Copies from the host to the device.
-    H2d,
-    /// Copies from the device to the host.
-    D2h,
-    /// The host's workers: the oldest operation that is ready, with all of them.
-    Host,
-}
-
-impl Unit {
-    /// The units in the order of their lanes.
-    pub const ALL: [Unit; 4] = [Unit::Gpu, Unit::H2d, Unit::D2h, Unit::Host];
-
-    /// What computes on a side.
-    pub const fn of(side: Side) -> Unit {
-        match side {
-            Side::Host => Unit::Host,
-            Side::Device => Unit::Gpu,
-        }
-    }
-
-    /// Its name in messages and timelines.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Unit::Gpu => "gpu",
-            Unit::H2d => "h2d",
-            Unit::D2h => "d2h",
-            Unit::Host => "host",
-        }
-    }
-}
+use super::unit::Unit;
 
 /// Which of a sequence's tokens an attention covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]

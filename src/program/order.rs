@@ -2,7 +2,8 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::op::{Buffer, Kind, Op, Program, Region, Unit};
+use super::op::{Buffer, Kind, Op, Program, Region};
+use super::unit::Unit;
 
 /// What has touched a buffer.
 #[derive(Default)]

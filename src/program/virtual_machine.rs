@@ -16,8 +16,9 @@ use serde::Serialize;
 use crate::device::CopySpans;
 
 use super::iteration::{Flow, Iteration, RequestId};
-use super::op::{Kind, Op, Program, Unit};
+use super::op::{Kind, Op, Program};
 use super::order::waits;
+use super::unit::{PerUnit, Unit};
 
 /// How long operations take.
 pub trait Costs {
@@ -260,15 +261,15 @@ fn search(
     let none = OpSpan { op: 0, unit: Unit::Host, start: 0.0, end: f64::NAN, detached: false };
     let mut spans = vec![none; program.ops.len()];
     // By unit, the next one last; and what of the host's nobody in this iteration waits for.
-    let mut queues: [Vec<usize>; 4] = Default::default();
+    let mut queues: PerUnit<Vec<usize>> = PerUnit::default();
     let mut apart: Vec<usize> = Vec::new();
     for (i, op) in program.ops.iter().enumerate().rev() {
         match op.detached {
             true => apart.push(i),
-            false => queues[op.unit as usize].push(i),
+            false => queues[op.unit].push(i),
         }
     }
-    let mut free = Unit::ALL.map(|unit| {
+    let mut free = PerUnit::from_fn(|unit| {
         let from = if unit == Unit::Host { backlog } else { begin };
         from + costs.before(program, unit)
     });
@@ -296,12 +297,12 @@ fn search(
     let mut left = program.ops.len();
     while left > 0 {
         let before = left;
-        for (lane, &unit) in Unit::ALL.iter().enumerate() {
+        for unit in Unit::ALL {
             loop {
                 let next = match unit {
                     // In order.
                     Unit::Gpu | Unit::H2d | Unit::D2h => {
-                        let queue = &queues[lane];
+                        let queue = &queues[unit];
                         queue.last().and_then(|&op| Some((queue.len() - 1, op, ready(&spans, op)?)))
                     }
                     // The oldest of those that are ready when the workers are free, or else the first to become so. Only
@@ -309,7 +310,7 @@ fn search(
                     // come first, so the search ends at the first of them, but for those of cohorts, which come last.
                     Unit::Host => {
                         let earlier = |best: Option<(usize, usize, f64)>, c: (usize, usize, f64)| match best {
-                            Some(b) if b.2.max(free[lane]) <= c.2.max(free[lane]) => Some(b),
+                            Some(b) if b.2.max(free[unit]) <= c.2.max(free[unit]) => Some(b),
                             _ => Some(c),
                         };
                         let first = |best, queue: &[usize]| {
@@ -318,13 +319,13 @@ fn search(
                                 .map_while(|(at, &op)| Some((at, op, ready(&spans, op)?)))
                                 .fold(best, earlier)
                         };
-                        first(first(None, &queues[lane]), &apart)
+                        first(first(None, &queues[unit]), &apart)
                     }
                 };
                 let Some((at, i, ready)) = next else { break };
                 let op = &program.ops[i];
                 let detached = op.detached;
-                let queue = if detached { &mut apart } else { &mut queues[lane] };
+                let queue = if detached { &mut apart } else { &mut queues[unit] };
                 queue.remove(at);
                 left -= 1;
                 if program.is_of_cohort(op) && stay.contains(&op.sub_batch) {
@@ -332,25 +333,25 @@ fn search(
                     spans[i] = OpSpan { op: i, unit, start: t, end: t, detached };
                     continue;
                 }
-                let start = ready.max(free[lane]);
+                let start = ready.max(free[unit]);
                 if unit == Unit::Gpu && op.layer != begun.0 && op.kind != Kind::Join {
                     begun = (op.layer, start);
                 }
                 if op.kind == Kind::Join {
                     // Without rows of the device's own nothing is ahead of it.
-                    let looked = if begun.0 == op.layer { begun.1 } else { free[lane] };
+                    let looked = if begun.0 == op.layer { begun.1 } else { free[unit] };
                     match ready_at(op.sub_batch) <= looked {
                         true => joined.push(op.sub_batch),
                         false => {
                             stay.insert(op.sub_batch);
                         }
                     }
-                    spans[i] = OpSpan { op: i, unit, start: free[lane], end: free[lane], detached };
+                    spans[i] = OpSpan { op: i, unit, start: free[unit], end: free[unit], detached };
                     continue;
                 }
                 let end = start + takes(i);
                 spans[i] = OpSpan { op: i, unit, start, end, detached };
-                free[lane] = end;
+                free[unit] = end;
             }
         }
         // Waits point backwards in the program, so the earliest operation left can always be placed.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::lane_name;
 use super::recent::Recent;
 use crate::engine::Status;
 
@@ -217,7 +218,8 @@ fn engine(out: &mut String, status: &Status, places: usize) {
     if let Some(busy) = status.busy {
         let help = "Seconds that each lane has worked; of those of steps, its busy fraction.";
         head(out, "tandem_lane_busy_seconds_total", help, "counter");
-        for (lane, seconds) in ["gpu", "to_device", "to_host", "cpu"].into_iter().zip(busy) {
+        for (unit, seconds) in busy.iter() {
+            let lane = lane_name(unit);
             let _ = writeln!(out, "tandem_lane_busy_seconds_total{{lane=\"{lane}\"}} {seconds}");
         }
     }

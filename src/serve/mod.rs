@@ -59,6 +59,7 @@ pub use self::options::{Log, Options};
 
 use self::app::App;
 use self::model::Loaded;
+use crate::program::Unit;
 use crate::{Error, Result};
 
 /// Threads that serve connections. They only move tokens; the engine has the cores.
@@ -159,6 +160,16 @@ impl Drop for Server {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
+    }
+}
+
+/// A unit's name in `/status` and `/metrics`.
+fn lane_name(unit: Unit) -> &'static str {
+    match unit {
+        Unit::Gpu => "gpu",
+        Unit::H2d => "to_device",
+        Unit::D2h => "to_host",
+        Unit::Host => "cpu",
     }
 }
 

@@ -15,7 +15,7 @@ use crate::Result;
 use crate::plan::Predictor;
 use crate::plan::Seconds;
 use crate::program::virtual_machine::Carried;
-use crate::program::{CopySpans, Flow, Group, Iteration, MoveRequest, RequestId, SubBatch};
+use crate::program::{CopySpans, Flow, Group, Iteration, MoveRequest, RequestId, SubBatch, Unit};
 use crate::sched::Predict;
 
 /// What an iteration took.
@@ -71,7 +71,7 @@ impl<'a> SimClock<'a> {
         }
         let t = self.predictor.seconds(iteration)?;
         let mut lap = lap(&t);
-        if t.busy[3] > 0.0 {
+        if t.busy[Unit::Host] > 0.0 {
             // What the CPU still does for cohorts comes first: it takes the oldest.
             lap.seconds += (self.host_free - now).max(0.0);
             self.host_free = now + lap.seconds;
@@ -120,10 +120,10 @@ impl<'a> SimClock<'a> {
             }
         };
         let mut start = now;
-        if t.busy[3] > 0.0 {
+        if t.busy[Unit::Host] > 0.0 {
             // Layers of the device's own rows that the host computes come behind what it still does for cohorts.
             start = start.max(self.host_free);
-            self.host_free = start + t.busy[3];
+            self.host_free = start + t.busy[Unit::Host];
         }
         // With nothing else to do the device waits for the first cohort.
         if first.groups.is_empty() {
@@ -181,6 +181,6 @@ impl<'a> SimClock<'a> {
 }
 
 fn lap(t: &Seconds) -> Lap {
-    let [gpu, h2d, d2h, cpu] = t.busy;
+    let [gpu, h2d, d2h, cpu] = Unit::ALL.map(|unit| t.busy[unit]);
     Lap { seconds: t.all, gpu, cpu, h2d, d2h, ..Lap::default() }
 }

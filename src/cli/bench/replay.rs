@@ -8,7 +8,7 @@ use std::sync::mpsc::Receiver;
 
 use tandem::cache::KvGeometry;
 use tandem::engine::{Batcher, Event, Finish, Request};
-use tandem::program::{Flow, RequestId, Side};
+use tandem::program::{Flow, RequestId, Side, Unit};
 use tandem::sim::{LinkBytes, Report, RunSums, Trip, report};
 use tandem::timeline::{StepWindow, Timeline};
 use tandem::workload::Arrival;
@@ -137,7 +137,7 @@ pub fn replay(
     let [gpu, h2d, d2h, cpu] = match before.zip(requests.engine().busy_seconds()) {
         // For a step on the CPU alone, all of the step.
         _ if requests.engine().placement().device == "cpu" => [f64::NAN, 0.0, 0.0, run.sums.running],
-        Some((before, after)) => std::array::from_fn(|i| after[i] - before[i]),
+        Some((before, after)) => Unit::ALL.map(|unit| after[unit] - before[unit]),
         None => [f64::NAN; 4],
     };
     (run.sums.gpu, run.sums.h2d, run.sums.d2h, run.sums.cpu) = (gpu, h2d, d2h, cpu);

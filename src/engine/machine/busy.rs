@@ -13,7 +13,7 @@
 use super::device::lane;
 use crate::Result;
 use crate::device::{Event, Lane, Runtime};
-use crate::program::Unit;
+use crate::program::{PerUnit, Unit};
 
 /// See the [module](self).
 #[derive(Default)]
@@ -22,8 +22,8 @@ pub(super) struct Busy {
     open: [Option<Event>; Lane::ALL.len()],
     /// The step's finished stretches.
     stretches: Vec<(Lane, Event, Event)>,
-    /// Seconds of the steps so far, in the order of [`Unit::ALL`].
-    seconds: [f64; 4],
+    /// Seconds of the steps so far.
+    seconds: PerUnit<f64>,
 }
 
 impl Busy {
@@ -51,14 +51,14 @@ impl Busy {
 
     /// Counts work of the host.
     pub fn host(&mut self, seconds: f64) {
-        self.seconds[3] += seconds;
+        self.seconds[Unit::Host] += seconds;
     }
 
     /// Ends the step, whose events must be done.
     pub fn end_step(&mut self, runtime: Option<&dyn Runtime>) -> Result<()> {
         let Some(runtime) = runtime else { return Ok(()) };
         for (on, from, to) in self.stretches.drain(..) {
-            self.seconds[on as usize] += runtime.elapsed(&from, &to)?.as_secs_f64();
+            self.seconds[unit_of(on)] += runtime.elapsed(&from, &to)?.as_secs_f64();
         }
         Ok(())
     }
@@ -69,9 +69,18 @@ impl Busy {
         self.stretches.clear();
     }
 
-    /// Seconds that each unit has worked, in the order of [`Unit::ALL`].
-    pub fn seconds(&self) -> [f64; 4] {
+    /// Seconds that each unit has worked.
+    pub fn seconds(&self) -> PerUnit<f64> {
         self.seconds
+    }
+}
+
+/// The unit that works on a lane of the device.
+fn unit_of(lane: Lane) -> Unit {
+    match lane {
+        Lane::Compute => Unit::Gpu,
+        Lane::HostToDevice => Unit::H2d,
+        Lane::DeviceToHost => Unit::D2h,
     }
 }
 
@@ -102,13 +111,13 @@ mod tests {
         busy.pause(Lane::HostToDevice, &*runtime).unwrap();
         runtime.synchronize_all().unwrap();
         busy.end_step(Some(&*runtime)).unwrap();
-        let [gpu, h2d, d2h, host] = busy.seconds();
+        let [gpu, h2d, d2h, host] = Unit::ALL.map(|unit| busy.seconds()[unit]);
         assert_eq!((gpu, d2h, host), (0.0, 0.0, 0.0));
         assert!((0.04..0.1).contains(&h2d), "{h2d}");
         copy(&mut busy);
         busy.give_up();
         busy.host(0.5);
         busy.end_step(Some(&*runtime)).unwrap();
-        assert_eq!(busy.seconds(), [0.0, h2d, 0.0, 0.5]);
+        assert_eq!(busy.seconds(), PerUnit::from([0.0, h2d, 0.0, 0.5]));
     }
 }

@@ -101,7 +101,7 @@ use super::place::RunInfo;
 use crate::Result;
 use crate::device::Clock;
 use crate::model::{ModelSpec, RouterProfile};
-use crate::program::{Flow, Iteration, Placement};
+use crate::program::{Flow, Iteration, PerUnit, Placement};
 use crate::text::Top;
 use crate::timeline::Timeline;
 
@@ -281,9 +281,9 @@ impl RealMachine {
     }
 
     /// Seconds that each unit has worked: in emulated time, or by this computer's clock since [`RealMachine::count_busy`].
-    pub fn busy_seconds(&self) -> Option<[f64; 4]> {
+    pub fn busy_seconds(&self) -> Option<PerUnit<f64>> {
         let counted = || self.busy.as_ref().map(Busy::seconds);
-        self.clock().map(|clock| clock.busy()).or_else(counted)
+        self.clock().map(|clock| PerUnit::from(clock.busy())).or_else(counted)
     }
 
     /// Writes to the host's pages of these ids, so that the system gives them memory.

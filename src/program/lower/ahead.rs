@@ -6,8 +6,9 @@
 use super::blank;
 use super::block::{Lane, is_staged};
 use super::whole;
-use crate::program::op::{Buffer, Kind, Op, Unit};
+use crate::program::op::{Buffer, Kind, Op};
 use crate::program::placement::Residence;
+use crate::program::unit::Unit;
 
 /// Streamed layers, and which of them is next.
 pub(super) struct Ahead {

@@ -6,8 +6,9 @@ use std::ops::Range;
 use super::class::{Attention, Class, attention, boundary, classes, first_seen, in_pieces};
 use crate::cache::PAGE_TOKENS;
 use crate::program::iteration::{Group, Kv, MoveRequest, SubBatch};
-use crate::program::op::{Cargo, Kind, Op, Part, Unit};
+use crate::program::op::{Cargo, Kind, Op, Part};
 use crate::program::placement::{Placement, Residence, Side, Sublayer};
+use crate::program::unit::Unit;
 use crate::{Error, Result};
 
 /// How many layers' pages are in staging memory at once.

@@ -14,8 +14,9 @@
 use super::block::{Lowering, is_staged};
 use super::class::attention;
 use crate::program::iteration::{Flow, Iteration, Kv};
-use crate::program::op::{Kind, Op, Unit};
+use crate::program::op::{Kind, Op};
 use crate::program::placement::{LayerPlacement, Phase, Placement, Residence, Side, Sublayer};
+use crate::program::unit::Unit;
 use crate::{Error, Result};
 
 /// Operations that a cohort's attention of a layer is, where the host computes layers for the device's rows, too.

@@ -8,8 +8,9 @@
 //! Nothing else is decided here: what waits for what follows from the regions, whatever the lane.
 
 use crate::program::iteration::{Far, Flow, Group, Iteration, Kv};
-use crate::program::op::{Kind, Op, Unit};
+use crate::program::op::{Kind, Op};
 use crate::program::placement::{Phase, Placement, Side, Sublayer};
+use crate::program::unit::Unit;
 
 /// Whether the rows of an iteration that the host attends are enough for the copy lanes.
 pub(crate) fn pays(placement: &Placement, iteration: &Iteration) -> bool {

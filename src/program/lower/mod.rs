@@ -40,8 +40,9 @@ use self::cohorts::Cohort;
 pub(crate) use self::cohorts::cohort_pieces;
 pub(crate) use self::copy_lanes::pays as copy_lanes_pay;
 use super::iteration::{Flow, Iteration};
-use super::op::{Buffer, Kind, Op, Program, Region, Unit, Work};
+use super::op::{Buffer, Kind, Op, Program, Region, Work};
 use super::placement::{Placement, Residence};
+use super::unit::Unit;
 use crate::Result;
 
 /// The program of one step.

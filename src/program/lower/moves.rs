@@ -6,8 +6,9 @@ use super::blank;
 use super::block::Lowering;
 use super::class::page_span;
 use crate::program::iteration::{Group, Iteration, MoveRequest};
-use crate::program::op::{Buffer, Kind, Op, Region, Unit, Work};
+use crate::program::op::{Buffer, Kind, Op, Region, Work};
 use crate::program::placement::{Placement, Side};
+use crate::program::unit::Unit;
 
 /// One operation for each move, over the layers whose keys and values are on the device.
 pub(super) fn page_moves(placement: &Placement, iteration: &Iteration) -> Vec<Op> {

@@ -5,8 +5,9 @@ use std::ops::Range;
 use super::block::Lowering;
 use super::class::{boundary, first_seen, page_span};
 use crate::program::iteration::{Group, Wants};
-use crate::program::op::{Buffer, Cargo, Kind, Op, Part, Region, RowsOf, Unit, Work};
+use crate::program::op::{Buffer, Cargo, Kind, Op, Part, Region, RowsOf, Work};
 use crate::program::placement::Side;
+use crate::program::unit::Unit;
 
 impl Lowering<'_> {
     /// The operation `kind` for the rows of the classes `first` to `last`.

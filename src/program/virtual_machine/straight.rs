@@ -3,7 +3,8 @@
 
 use super::{Costs, OpSpan, Timeline};
 use crate::program::iteration::Flow;
-use crate::program::op::{Program, Unit};
+use crate::program::op::Program;
+use crate::program::unit::{PerUnit, Unit};
 
 /// As [`super::place`] of a program whose host has nothing to choose among: each of its operations becomes ready no earlier than the one
 /// before it. Then the oldest that is ready is always the next one. `None`: it has, or there are cohorts.
@@ -17,7 +18,7 @@ pub(super) fn straight(
     if program.flow == Flow::Async {
         return None;
     }
-    let mut free = Unit::ALL.map(|unit| {
+    let mut free = PerUnit::from_fn(|unit| {
         let from = if unit == Unit::Host { backlog } else { begin };
         from + costs.before(program, unit)
     });
@@ -31,9 +32,9 @@ pub(super) fn straight(
             }
             last = ready;
         }
-        let start = ready.max(free[op.unit as usize]);
+        let start = ready.max(free[op.unit]);
         let end = start + takes(i);
-        free[op.unit as usize] = end;
+        free[op.unit] = end;
         spans.push(OpSpan { op: i, unit: op.unit, start, end, detached: false });
     }
     Some(Timeline { spans, after: costs.after(program) })

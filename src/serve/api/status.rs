@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::cache::PAGE_TOKENS;
 use crate::serve::app::App;
+use crate::serve::lane_name;
 use crate::serve::model::Loaded;
 
 pub(super) const PATH: &str = "/status";
@@ -61,8 +62,8 @@ fn engine(to: &mut Value, loaded: &Loaded) {
         json!({ "used": all.saturating_sub(free), "kept": kept, "free": free.saturating_sub(kept) })
     };
     to["pages"] = json!({ "tokens": PAGE_TOKENS, "device": side(0), "host": side(1) });
-    let lanes = status.busy.map(|[gpu, to_device, to_host, cpu]| {
-        json!({ "gpu": gpu, "to_device": to_device, "to_host": to_host, "cpu": cpu })
+    let lanes = status.busy.map(|busy| -> Map<String, Value> {
+        busy.iter().map(|(unit, &seconds)| (lane_name(unit).into(), json!(seconds))).collect()
     });
     to["engine"] = json!({
         "strategy": status.strategy,
