@@ -38,11 +38,11 @@ impl Deadline {
     }
 }
 
-/// Cores for who gives work to a pool's pinned threads, and the thread that keeps to them, by both of its ids.
+/// Cores for who gives work to a pool's pinned threads, and the thread that keeps to them.
 #[derive(Debug)]
 struct Beside {
     cores: Vec<CoreId>,
-    thread: Mutex<Option<(std::thread::ThreadId, Thread)>>,
+    thread: Mutex<Option<Thread>>,
 }
 
 impl Beside {
@@ -51,13 +51,12 @@ impl Beside {
         if self.cores.is_empty() {
             return;
         }
-        let current = std::thread::current().id();
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        if thread.is_some_and(|(id, _)| id == current) {
+        if thread.is_some_and(Thread::is_current) {
             return;
         }
         confine_current_thread(&self.cores);
-        if let Some((_, before)) = thread.replace((current, Thread::current())) {
+        if let Some(before) = thread.replace(Thread::current()) {
             before.unpin();
         }
     }
@@ -65,7 +64,7 @@ impl Beside {
 
 impl Drop for Beside {
     fn drop(&mut self) {
-        if let Some((_, thread)) = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(thread) = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
             thread.unpin();
         }
     }

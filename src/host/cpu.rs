@@ -35,24 +35,33 @@ pub fn unpin_current_thread() {
     unpin(0);
 }
 
-/// A thread of this process, by its number in the system.
+/// A thread of this process, by both of its ids: one is quick to compare, the system knows the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Thread(libc::pid_t);
+pub(super) struct Thread {
+    id: std::thread::ThreadId,
+    number: libc::pid_t,
+}
 
 impl Thread {
     /// The current thread.
     pub fn current() -> Thread {
         #[cfg(target_os = "linux")]
         // SAFETY: gettid takes nothing and cannot fail.
-        return Thread(unsafe { libc::gettid() });
+        let number = unsafe { libc::gettid() };
         #[cfg(not(target_os = "linux"))]
-        Thread(0)
+        let number = 0;
+        Thread { id: std::thread::current().id(), number }
+    }
+
+    /// Whether this is the current thread.
+    pub fn is_current(self) -> bool {
+        self.id == std::thread::current().id()
     }
 
     /// Lets the thread run on any of [`cores`] again, if it has not ended.
     pub fn unpin(self) {
-        if std::path::Path::new(&format!("/proc/self/task/{}", self.0)).exists() {
-            unpin(self.0);
+        if std::path::Path::new(&format!("/proc/self/task/{}", self.number)).exists() {
+            unpin(self.number);
         }
     }
 }

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use super::active_wait::{self, ActiveWait};
+use super::cpu::Thread;
 
 /// How long an idle worker spins before it parks. A forward pass leaves gaps of a few microseconds
 /// between jobs and of some hundred between tokens (sampling, printing).
@@ -96,18 +97,9 @@ pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     /// Held by the thread inside `run`; the thread that is pinned to `core`.
-    busy: Mutex<Option<Leader>>,
+    busy: Mutex<Option<Thread>>,
     /// The core of worker 0, if workers are pinned.
     core: Option<core_affinity::CoreId>,
-}
-
-/// A thread that was inside `run`, by both of its ids: one is quick to compare, the system knows the other.
-struct Leader(std::thread::ThreadId, super::cpu::Thread);
-
-impl Leader {
-    fn current() -> Leader {
-        Leader(std::thread::current().id(), super::cpu::Thread::current())
-    }
 }
 
 impl Pool {
@@ -132,7 +124,7 @@ impl Pool {
         core_affinity::set_for_current(cores[0]);
         let mut pool = Pool::build(threads, &cores[..threads]);
         pool.core = Some(cores[0]);
-        pool.busy = Mutex::new(Some(Leader::current()));
+        pool.busy = Mutex::new(Some(Thread::current()));
         pool
     }
 
@@ -244,14 +236,14 @@ impl Pool {
     }
 
     /// Makes the current thread worker 0: pins it, and unpins the previous one.
-    fn lead(&self, leader: &mut Option<Leader>) {
+    fn lead(&self, leader: &mut Option<Thread>) {
         let Some(core) = self.core else { return };
-        if leader.as_ref().is_some_and(|l| l.0 == std::thread::current().id()) {
+        if leader.is_some_and(Thread::is_current) {
             return;
         }
         core_affinity::set_for_current(core);
-        if let Some(before) = leader.replace(Leader::current()) {
-            before.1.unpin();
+        if let Some(before) = leader.replace(Thread::current()) {
+            before.unpin();
         }
     }
 
@@ -345,7 +337,7 @@ impl Drop for Pool {
             let _ = w.join();
         }
         if let Some(leader) = self.busy.get_mut().unwrap_or_else(|e| e.into_inner()).take() {
-            leader.1.unpin();
+            leader.unpin();
         }
     }
 }

@@ -127,3 +127,15 @@ impl RequestView {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Strategies and rollouts go over a thousand of them several times a step: with 128 bytes planning took up to a tenth longer.
+    #[test]
+    fn a_view_is_small() {
+        let size = size_of::<RequestView>();
+        assert!(size <= 96, "{size} bytes");
+    }
+}

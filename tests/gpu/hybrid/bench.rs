@@ -235,24 +235,22 @@ impl Bench {
         StepContext { lane: LANE, shape: &self.shape, ws: &self.subs[sub].ws, step }
     }
 
+    /// The layer's projections, in front of which nothing is added.
+    pub fn qkv<'a>(&'a self, publish: Option<Publish<'a>>) -> RowOp<'a> {
+        RowOp::Qkv { layer: &self.layer, kv: self.kv, residual: Residual::None, publish }
+    }
+
+    pub fn logits(&self, residual: Residual) -> RowOp<'_> {
+        RowOp::Logits { norm: self.out_norm, head: &self.head, residual }
+    }
+
     /// Embeds, projects and attends rows of these sequences, in the first sub-batch.
     pub fn run(&self, seqs: &[StepSeq<'_>], tokens: &[u32], then: impl Fn(&StepContext<'_>)) {
         let step = self.prepare(0, &self.desc(seqs, tokens)).unwrap();
         let (accel, cx) = (&self.accel, self.context(0, &step));
         accel.enqueue(&cx, RowOp::Embed(&self.embed), cx.all()).unwrap();
         let publish = self.publish(Published::Qkv, 3);
-        accel
-            .enqueue(
-                &cx,
-                RowOp::Qkv {
-                    layer: &self.layer,
-                    kv: self.kv,
-                    residual: Residual::None,
-                    publish: Some(publish),
-                },
-                cx.all(),
-            )
-            .unwrap();
+        accel.enqueue(&cx, self.qkv(Some(publish)), cx.all()).unwrap();
         accel.enqueue(&cx, RowOp::Attend { layer: &self.layer, kv: self.kv }, cx.all()).unwrap();
         then(&cx);
         self.rt.synchronize_all().unwrap();

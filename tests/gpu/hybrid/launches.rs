@@ -28,12 +28,7 @@ fn operations_have_as_many_kernels_as_they_are_priced_with() {
         let add = Residual::Delta;
         launched("embed", Launches::EMBED, &|| a.enqueue(&cx, RowOp::Embed(&b.embed), cx.all()).unwrap());
         launched("qkv", Launches::PROJECT + Launches::APPEND, &|| {
-            a.enqueue(
-                &cx,
-                RowOp::Qkv { layer: &b.layer, kv: b.kv, residual: Residual::None, publish: None },
-                cx.all(),
-            )
-            .unwrap()
+            a.enqueue(&cx, b.qkv(None), cx.all()).unwrap()
         });
         // Short sequences have one part each, and nothing to merge.
         launched("attend", Launches::ATTEND - 1, &|| {
@@ -44,10 +39,7 @@ fn operations_have_as_many_kernels_as_they_are_priced_with() {
             a.enqueue(&cx, RowOp::FfnUp { layer: &b.layer, residual: add }, cx.all()).unwrap()
         });
         launched("ffn_down", Launches::DOWN, &|| a.enqueue(&cx, RowOp::FfnDown(&b.layer), cx.all()).unwrap());
-        launched("logits", Launches::HEAD, &|| {
-            a.enqueue(&cx, RowOp::Logits { norm: b.out_norm, head: &b.head, residual: add }, cx.all())
-                .unwrap()
-        });
+        launched("logits", Launches::HEAD, &|| a.enqueue(&cx, b.logits(add), cx.all()).unwrap());
         launched("argmax", Launches::PICK, &|| a.enqueue(&cx, RowOp::Argmax, cx.all()).unwrap());
         launched("top", Launches::TOP, &|| a.top(cx.lane, &b.shape, &b.ws, &[1.0, 2.0]).unwrap());
         b.rt.synchronize_all().unwrap();

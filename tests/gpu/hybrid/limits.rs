@@ -3,7 +3,7 @@
 use super::bench::*;
 use crate::support::gpu::memory::LANE;
 use tandem::Error;
-use tandem::device::{Attend, Limits, Mailbox, Publish, Published, Residual, RowOp, StepDesc, StepSeq};
+use tandem::device::{Attend, Limits, Mailbox, Publish, Published, RowOp, StepDesc, StepSeq};
 
 /// Sequences of one row each.
 fn singles(n: usize) -> Vec<StepSeq<'static>> {
@@ -57,12 +57,7 @@ fn operations_on_rows_that_are_not_there_are_refused() {
         let (a, cx) = (&b.accel, b.context(0, &step));
         a.enqueue(&cx, RowOp::Embed(&b.embed), cx.all()).unwrap();
         usage(a.enqueue(&cx, RowOp::Embed(&b.embed), 2..5), "rows 2..5 of a step of 4");
-        a.enqueue(
-            &cx,
-            RowOp::Qkv { layer: &b.layer, kv: b.kv, residual: Residual::None, publish: None },
-            cx.all(),
-        )
-        .unwrap();
+        a.enqueue(&cx, b.qkv(None), cx.all()).unwrap();
         usage(a.enqueue(&cx, RowOp::Attend { layer: &b.layer, kv: b.kv }, 0..2), "cut at rows [3]");
         usage(a.enqueue(&cx, RowOp::Attend { layer: &b.layer, kv: b.kv }, 1..4), "cut at rows [3]");
         a.enqueue(&cx, RowOp::Attend { layer: &b.layer, kv: b.kv }, 0..3).unwrap();

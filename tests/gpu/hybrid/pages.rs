@@ -175,15 +175,7 @@ fn rows_wait_for_the_copies_of_their_pages() {
             .gather_pages(Lane::DeviceToHost, &b.shape, &[b.pages_at(host.device())], &one(A.0[2]))
             .unwrap();
         refused(b.accel.enqueue(&cx, RowOp::Append { kv: b.kv }, cx.all()).expect_err("a page under copy"));
-        refused(
-            b.accel
-                .enqueue(
-                    &cx,
-                    RowOp::Qkv { layer: &b.layer, kv: b.kv, residual: Residual::None, publish: None },
-                    cx.all(),
-                )
-                .expect_err("a page under copy, all in one pass"),
-        );
+        refused(b.accel.enqueue(&cx, b.qkv(None), cx.all()).expect_err("a page under copy, all in one pass"));
         b.rt.wait(LANE, &b.rt.record(Lane::DeviceToHost).unwrap()).unwrap();
         b.accel.enqueue(&cx, RowOp::Append { kv: b.kv }, cx.all()).unwrap();
         // The first page that it sees comes from the host.

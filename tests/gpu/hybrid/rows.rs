@@ -44,13 +44,7 @@ fn parts_give_the_bits_of_the_whole() {
         assert_eq!([b.attn(0), b.attn(1)], want, "{name}: attention");
         // The same when one call attends to all parts.
         decode_by(b, Attend::Here, &[1], |cx| {
-            b.accel
-                .enqueue(
-                    cx,
-                    RowOp::Qkv { layer: &b.layer, kv: b.kv, residual: Residual::None, publish: None },
-                    cx.all(),
-                )
-                .unwrap();
+            b.accel.enqueue(cx, b.qkv(None), cx.all()).unwrap();
             b.accel.enqueue(cx, RowOp::Attend { layer: &b.layer, kv: b.kv }, cx.all()).unwrap();
         });
         assert_eq!([b.attn(0), b.attn(1)], want, "{name}: attention, all parts");
@@ -66,18 +60,7 @@ fn published_rows_are_those_of_the_call() {
         let cx = b.context(0, &step);
         let width = b.shape.qkv_dim();
         b.accel.enqueue(&cx, RowOp::Embed(&b.embed), cx.all()).unwrap();
-        b.accel
-            .enqueue(
-                &cx,
-                RowOp::Qkv {
-                    layer: &b.layer,
-                    kv: b.kv,
-                    residual: Residual::None,
-                    publish: Some(b.publish(Published::Qkv, 1)),
-                },
-                cx.all(),
-            )
-            .unwrap();
+        b.accel.enqueue(&cx, b.qkv(Some(b.publish(Published::Qkv, 1))), cx.all()).unwrap();
         b.rt.synchronize_all().unwrap();
         assert_eq!(b.epoch(), EPOCH + 1, "{name}");
         let whole = b.mailbox_halves(b.mailbox.row_at(&b.shape, 0), 3 * width);
@@ -116,18 +99,7 @@ fn queries_of_rows_attended_in_part_are_published() {
         let split = Attend::From { from: 64 };
         let queries = b.publish(Published::Queries, 9);
         decode_by(b, split, &[], |cx| {
-            b.accel
-                .enqueue(
-                    cx,
-                    RowOp::Qkv {
-                        layer: &b.layer,
-                        kv: b.kv,
-                        residual: Residual::None,
-                        publish: Some(queries),
-                    },
-                    cx.all(),
-                )
-                .unwrap();
+            b.accel.enqueue(cx, b.qkv(Some(queries)), cx.all()).unwrap();
             b.accel.enqueue(cx, RowOp::Attend { layer: &b.layer, kv: b.kv }, cx.all()).unwrap();
         });
         assert_eq!(b.epoch(), EPOCH + 9, "{name}");
@@ -228,16 +200,12 @@ fn layer(b: &Bench, cx: &StepContext<'_>, stage: usize) {
     let (a, all) = (&b.accel, cx.all());
     match stage {
         0 => a.enqueue(cx, RowOp::Embed(&b.embed), all),
-        1 => a.enqueue(
-            cx,
-            RowOp::Qkv { layer: &b.layer, kv: b.kv, residual: Residual::None, publish: None },
-            all,
-        ),
+        1 => a.enqueue(cx, b.qkv(None), all),
         2 => a.enqueue(cx, RowOp::Attend { layer: &b.layer, kv: b.kv }, all),
         3 => a.enqueue(cx, RowOp::OutProj(&b.layer), all),
         4 => a.enqueue(cx, RowOp::FfnUp { layer: &b.layer, residual: Residual::Delta }, all),
         5 => a.enqueue(cx, RowOp::FfnDown(&b.layer), all),
-        6 => a.enqueue(cx, RowOp::Logits { norm: b.out_norm, head: &b.head, residual: Residual::Delta }, all),
+        6 => a.enqueue(cx, b.logits(Residual::Delta), all),
         _ => a.enqueue(cx, RowOp::Argmax, all),
     }
     .unwrap();
@@ -301,13 +269,7 @@ fn logits_of_some_rows_go_to_their_places() {
                 let step = b.prepare(0, &desc).unwrap();
                 let cx = b.context(0, &step);
                 b.accel.enqueue(&cx, RowOp::Embed(&b.embed), cx.all()).unwrap();
-                b.accel
-                    .enqueue(
-                        &cx,
-                        RowOp::Logits { norm: b.out_norm, head: &b.head, residual: Residual::None },
-                        cx.all(),
-                    )
-                    .unwrap();
+                b.accel.enqueue(&cx, b.logits(Residual::None), cx.all()).unwrap();
                 b.accel.enqueue(&cx, RowOp::Argmax, cx.all()).unwrap();
                 b.rt.synchronize_all().unwrap();
                 row(&b.ws, 0)
@@ -319,13 +281,7 @@ fn logits_of_some_rows_go_to_their_places() {
         b.rt.fill(LANE, b.ws.argmax, 0xff, 8).unwrap();
         b.accel.enqueue(&cx, RowOp::Embed(&b.embed), cx.all()).unwrap();
         for rows in [1..2, 0..1] {
-            b.accel
-                .enqueue(
-                    &cx,
-                    RowOp::Logits { norm: b.out_norm, head: &b.head, residual: Residual::None },
-                    rows.clone(),
-                )
-                .unwrap();
+            b.accel.enqueue(&cx, b.logits(Residual::None), rows.clone()).unwrap();
             b.accel.enqueue(&cx, RowOp::Argmax, rows.clone()).unwrap();
             b.rt.synchronize_all().unwrap();
             assert!(row(&b.ws, rows.start) == want[rows.start], "{name}: row {}", rows.start);
@@ -345,13 +301,7 @@ fn the_likeliest_tokens_of_rows_come_in_order() {
         let step = b.prepare(0, &StepDesc { logit_rows: &[0, 1], ..b.desc(&seqs, &[17, 71]) }).unwrap();
         let (cx, vocab, factors) = (b.context(0, &step), b.shape.vocab, [1.0, 0.5]);
         b.accel.enqueue(&cx, RowOp::Embed(&b.embed), cx.all()).unwrap();
-        b.accel
-            .enqueue(
-                &cx,
-                RowOp::Logits { norm: b.out_norm, head: &b.head, residual: Residual::None },
-                cx.all(),
-            )
-            .unwrap();
+        b.accel.enqueue(&cx, b.logits(Residual::None), cx.all()).unwrap();
         b.accel.top(cx.lane, &b.shape, &b.ws, &factors).unwrap();
         b.rt.synchronize_all().unwrap();
         let tops = b.span(b.ws.top_rows(2));

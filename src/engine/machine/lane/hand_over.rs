@@ -51,6 +51,7 @@ pub fn hand_overs(runtime: &Arc<dyn Runtime>, times: usize, pause: JobPause) -> 
 fn measure(runtime: &Arc<dyn Runtime>, times: usize, pause: JobPause) -> Result<Vec<LaneHandOver>> {
     let (started, pool) = Started::new(|| Pool::pinned(Some(1)))?;
     let mut lane = started.serve((), runtime.clone(), Some(pool.active_wait()));
+    // From here on this thread keeps off the lane's core.
     lane.wait_actively(Duration::ZERO);
     let mut found = Vec::with_capacity(times);
     for _ in 0..times {
