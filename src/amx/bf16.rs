@@ -44,8 +44,10 @@ const PASS_BYTES: usize = 1 << 20;
 const COPY_BLOCKS: usize = 5;
 /// Chunks of K of at most this many steps end before the hardware prefetchers start, so their weights are prefetched.
 const SHORT_STEPS: usize = 32;
-/// Bytes of C from which non-temporal stores bypass the caches.
-const STREAM_BYTES: usize = 2 << 20;
+/// Bytes of C above which non-temporal stores bypass the caches: below, what reads C next finds it there. Measured on a Sapphire Rapids
+/// with 2 MiB of L2 a core, a prompt of 512: SmolLM2's 3 MiB a product are 1.10 x as fast stored as usual, the 4 MiB of a model of 1.2 G
+/// parameters as fast, its 16 MiB 0.92 x.
+const STREAM_BYTES: usize = 6 << 20;
 
 /// Panels that already lie in memory.
 struct Stored {

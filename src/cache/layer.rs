@@ -199,19 +199,18 @@ impl<'a> LayerKv<'a> {
         unsafe {
             let mut kp = key.add(self.k_index(slot, 0));
             let mut vp = value.add(self.v_index(slot, 0));
-            let mut bits = [0u16; 32];
-            for (k, v) in k.chunks(16).zip(v.chunks(16)) {
-                T::encode(self.dtype, k, &mut bits[..16]);
-                T::encode(self.dtype, v, &mut bits[16..]);
-                for d in 0..8 {
-                    let pair = bits[2 * d] as u32 | (bits[2 * d + 1] as u32) << 16;
-                    kp.add(d * 32).cast::<u32>().write(pair);
+            let (mut key, mut value) = ([0u16; 64], [0u16; 64]);
+            for (k, v) in k.chunks(64).zip(v.chunks(64)) {
+                T::encode(self.dtype, k, &mut key[..k.len()]);
+                T::encode(self.dtype, v, &mut value[..k.len()]);
+                for (d, pair) in key[..k.len()].chunks_exact(2).enumerate() {
+                    kp.add(d * 32).cast::<u32>().write(pair[0] as u32 | (pair[1] as u32) << 16);
                 }
-                for d in 0..16 {
-                    vp.add(d * 2).write(bits[16 + d]);
+                for (d, &v) in value[..k.len()].iter().enumerate() {
+                    vp.add(d * 2).write(v);
                 }
-                kp = kp.add(8 * 32);
-                vp = vp.add(16 * 2);
+                kp = kp.add(32 * 32);
+                vp = vp.add(64 * 2);
             }
         }
     }

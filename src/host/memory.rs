@@ -65,16 +65,15 @@ impl Drop for Mapping {
     }
 }
 
-/// Asks for huge pages for the buffer of `v`, as far as whole ones lie inside it. Best called between reserving and
-/// filling it. The contents, and the memory taken once filled, do not change.
-pub fn ask_for_huge_pages<T>(v: &mut Vec<T>) {
-    let first = v.as_mut_ptr().addr();
+/// Asks for huge pages for these bytes, as far as whole ones lie inside, best before they are first written. What they contain, and the
+/// memory taken once written, do not change.
+pub(super) fn ask_for_huge_pages(start: *mut u8, bytes: usize) {
     let (from, to) =
-        (first.next_multiple_of(HUGE_PAGE), (first + v.capacity() * size_of::<T>()) / HUGE_PAGE * HUGE_PAGE);
+        (start.addr().next_multiple_of(HUGE_PAGE), (start.addr() + bytes) / HUGE_PAGE * HUGE_PAGE);
     if from < to {
-        // SAFETY: whole pages inside an allocation that `v` owns. Advice changes no byte; if the allocator reuses the
-        // range later, that data lies on huge pages, too.
-        unsafe { libc::madvise(v.as_mut_ptr().with_addr(from).cast(), to - from, libc::MADV_HUGEPAGE) };
+        // SAFETY: whole pages inside the caller's memory. Advice changes no byte; if the allocator reuses the range later, that data
+        // lies on huge pages, too.
+        unsafe { libc::madvise(start.with_addr(from).cast(), to - from, libc::MADV_HUGEPAGE) };
     }
 }
 
@@ -102,7 +101,7 @@ mod tests {
     fn advice_changes_no_byte_of_a_buffer() {
         for len in [0usize, 1, HUGE_PAGE / 4, 3 * HUGE_PAGE / 4 + 5] {
             let mut v: Vec<u32> = (0..len as u32).collect();
-            ask_for_huge_pages(&mut v);
+            ask_for_huge_pages(v.as_mut_ptr().cast(), len * size_of::<u32>());
             assert!(v.iter().enumerate().all(|(i, &x)| x == i as u32));
         }
     }

@@ -8,10 +8,12 @@
 //! | [`RowSet`], [`Pieces`] | rows of one buffer that several threads write |
 //! | [`allowed_cores`], [`cores_beside_device`], [`unpin_current_thread`] | number and pinning of threads |
 //! | [`memory_available`], [`cgroup_memory`], [`MemoryLimit`], [`cpu_quota`] | available memory, and limits of the control group |
-//! | [`Mapping`], [`HUGE_PAGE`], [`ask_for_huge_pages`] | memory in huge pages |
+//! | [`AlignedBuffer`], [`Plain`] | numbers that begin on a cache line |
+//! | [`Mapping`], [`HUGE_PAGE`] | memory in huge pages |
 //! | [`numa_nodes`], [`NumaNode`], [`NumaWish`], [`NumaBinding`] | memory nodes, and binding weights to them |
 
 mod active_wait;
+mod aligned;
 mod cgroup;
 mod cpu;
 mod memory;
@@ -20,9 +22,10 @@ mod pool;
 mod rows;
 
 pub use active_wait::ActiveWait;
+pub use aligned::{AlignedBuffer, Plain};
 pub use cgroup::{MemoryLimit, cgroup_memory, cpu_quota, memory_available};
 pub use cpu::{allowed_cores, cores_beside_device, unpin_current_thread};
-pub use memory::{HUGE_PAGE, Mapping, ask_for_huge_pages};
+pub use memory::{HUGE_PAGE, Mapping};
 pub use numa::{NumaBinding, NumaNode, NumaWish, numa_nodes};
 pub use pool::{MAX_RANGES, Pool};
 pub use rows::{Pieces, RowSet};

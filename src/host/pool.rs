@@ -13,6 +13,7 @@
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -31,6 +32,9 @@ const YIELD_AFTER: u32 = 20_000;
 
 /// Most ranges that [`Pool::run_ranges`] and [`Pool::run_streams`] split a job into.
 pub const MAX_RANGES: usize = 64;
+
+/// Most chunks that [`Pool::run_streams`] hands out at a time: a thread that is held up in the middle of more would let the others wait.
+const MAX_RUN: usize = 8;
 
 /// The job type: `(chunk, worker)`.
 type Job<'a> = dyn Fn(usize, usize) + Sync + 'a;
@@ -247,29 +251,42 @@ impl Pool {
         }
     }
 
-    /// Like [`Pool::run`], but each worker starts on its own contiguous range and then helps with the others' ranges,
-    /// so that neighbouring chunks mostly run one after the other on one thread. For chunks that stream memory: a
-    /// core's prefetchers follow one long stream better than alternating pieces.
-    pub fn run_streams(&self, chunks: usize, f: &(dyn Fn(usize, usize) + Sync)) {
+    /// Like [`Pool::run`], but each worker starts on its own contiguous range and then helps with the others' ranges, and `f` is
+    /// given several neighbouring chunks at a time, fewer as a range comes to its end. For chunks that stream memory: a core's
+    /// prefetchers follow one long stream better than alternating pieces, and what a call of `f` costs is paid less often.
+    pub fn run_streams(&self, chunks: usize, f: &(dyn Fn(Range<usize>, usize) + Sync)) {
         let ranges = self.threads().min(MAX_RANGES);
-        if ranges == 1 || chunks <= ranges {
-            return self.run(chunks, f);
+        if ranges == 1 {
+            return self.run(chunks.min(1), &|_, worker| f(0..chunks, worker));
+        }
+        if chunks <= ranges {
+            return self.run(chunks, &|c, worker| f(c..c + 1, worker));
         }
         let ends: [usize; MAX_RANGES] = std::array::from_fn(|i| (i + 1) * chunks / ranges);
-        self.run_ranges(&ends[..ranges], f);
+        self.claim_ranges(&ends[..ranges], |left| (left / 4).clamp(1, MAX_RUN), f);
     }
 
-    /// As [`Pool::run_streams`] for ranges chosen by the caller: range `i` ends before chunk `ends[i]`, where the next
-    /// one begins. A range's chunks start in order, also if other workers help.
+    /// Like [`Pool::run`], but each worker starts on one of the ranges and then helps with the others: range `i` ends before chunk
+    /// `ends[i]`, where the next one begins. A range's chunks start in order, also if other workers help.
     ///
     /// # Panics
     /// As [`Pool::run`]; if there are more than [`MAX_RANGES`].
     pub fn run_ranges(&self, ends: &[usize], f: &(dyn Fn(usize, usize) + Sync)) {
-        let ranges = ends.len();
-        assert!(ranges <= MAX_RANGES, "{ranges} ranges in one job");
         if ends.last().is_none_or(|&chunks| chunks <= 1) {
             return self.run(ends.last().copied().unwrap_or(0), f);
         }
+        self.claim_ranges(ends, |_| 1, &|chunks, worker| chunks.for_each(|c| f(c, worker)));
+    }
+
+    /// Runs `f` for the chunks of each range, as many at a time as `take` says for those that are left.
+    fn claim_ranges(
+        &self,
+        ends: &[usize],
+        take: impl Fn(usize) -> usize + Sync,
+        f: &(dyn Fn(Range<usize>, usize) + Sync),
+    ) {
+        let ranges = ends.len();
+        assert!(ranges <= MAX_RANGES, "{ranges} ranges in one job");
         // Only as many lines as there are ranges: writing all of them would take longer than a short job.
         let mut next = [const { MaybeUninit::<Line<AtomicUsize>>::uninit() }; MAX_RANGES];
         for (i, next) in next[..ranges].iter_mut().enumerate() {
@@ -280,12 +297,19 @@ impl Pool {
         self.run(ranges, &|slot, worker| {
             for i in 0..ranges {
                 let range = (slot + i) % ranges;
+                let (next, end) = (&next[range].0, ends[range]);
                 loop {
-                    let c = next[range].0.fetch_add(1, Ordering::Relaxed);
-                    if c >= ends[range] {
+                    // Others may claim between these two: then there is less left than `take` was told.
+                    let left = end.saturating_sub(next.load(Ordering::Relaxed));
+                    if left == 0 {
                         break;
                     }
-                    f(c, worker);
+                    let count = take(left);
+                    let from = next.fetch_add(count, Ordering::Relaxed);
+                    if from >= end {
+                        break;
+                    }
+                    f(from..(from + count).min(end), worker);
                 }
             }
         });

@@ -2,30 +2,24 @@
 
 use std::ops::Range;
 
-use crate::host::ask_for_huge_pages;
+use crate::host::AlignedBuffer;
 use crate::tensor::{Rows, RowsMut};
 
 /// Rows of one width; their number only grows.
 #[derive(Debug)]
 pub struct RowBuffer {
-    data: Vec<f32>,
+    data: AlignedBuffer<f32>,
     width: usize,
 }
 
 impl RowBuffer {
     pub(super) fn new(width: usize) -> RowBuffer {
-        RowBuffer { data: Vec::new(), width }
+        RowBuffer { data: AlignedBuffer::default(), width }
     }
 
-    /// Makes room for `rows` rows.
+    /// Makes room for exactly `rows` rows, the size that the dry run counts; existing rows move along.
     pub(super) fn reserve(&mut self, rows: usize) {
-        let len = rows * self.width;
-        if self.data.len() < len {
-            // Reserve exactly the size that the dry run counted; existing rows move along.
-            self.data.reserve_exact(len - self.data.len());
-            ask_for_huge_pages(&mut self.data);
-            self.data.resize(len, 0.0);
-        }
+        self.data.extend(rows * self.width);
     }
 
     /// Elements of a row.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::host::{Pieces, Pool, ask_for_huge_pages};
+use crate::host::{AlignedBuffer, Pieces, Pool};
 use crate::reference::quantise::Int8Row;
 use crate::simd::Kernels;
 
@@ -57,26 +57,27 @@ impl Readers<'_> {
 ///
 /// int8 ([`crate::reference::quantise`]): codes of rows padded with zeros to a multiple of 64 elements, scales, and sums that
 /// multiply the weights' offsets; kernels that fold a constant zero point into the integer accumulator read the negated sums.
-/// A fine plane follows the first one as M more rows. Buffers only grow, so a workspace allocates once.
+/// A fine plane follows the first one as M more rows. Buffers only grow, to the size that the dry run counts, so a
+/// workspace allocates once.
 #[derive(Debug, Default)]
 pub struct Forms {
     m: usize,
     k: usize,
     have: Need,
-    q: Vec<i8>,
-    d: Vec<f32>,
-    sum32: Vec<f32>,
-    sum16: Vec<f32>,
-    minus32: Vec<i32>,
-    minus16: Vec<i32>,
-    bf16: Vec<u16>,
-    tiles: Vec<u16>,
+    q: AlignedBuffer<i8>,
+    d: AlignedBuffer<f32>,
+    sum32: AlignedBuffer<f32>,
+    sum16: AlignedBuffer<f32>,
+    minus32: AlignedBuffer<i32>,
+    minus16: AlignedBuffer<i32>,
+    bf16: AlignedBuffer<u16>,
+    tiles: AlignedBuffer<u16>,
 }
 
 /// `M` rows of `K` activations: f32, and their [`Forms`].
 #[derive(Debug, Default)]
 pub struct Acts {
-    f32: Vec<f32>,
+    f32: AlignedBuffer<f32>,
     forms: Forms,
 }
 
@@ -131,14 +132,17 @@ impl<'a> Input<'a> {
     }
 
     /// Rows.
+    #[inline]
     pub fn m(&self) -> usize {
         self.m
     }
     /// Columns.
+    #[inline]
     pub fn k(&self) -> usize {
         self.forms.k
     }
     /// See [`Forms::k_padded`].
+    #[inline]
     pub fn k_padded(&self) -> usize {
         self.forms.k_padded()
     }
@@ -152,21 +156,27 @@ impl<'a> Input<'a> {
         self.of(self.f32, self.k())
     }
     /// See [`Forms::q`]; the other parts of the int8 form follow.
+    #[inline]
     pub fn q(&self) -> &'a [i8] {
         self.of(self.forms.q(), self.k_padded())
     }
+    #[inline]
     pub fn d(&self) -> &'a [f32] {
         self.of(self.forms.d(), self.k_padded() / 32)
     }
+    #[inline]
     pub fn sum32(&self) -> &'a [f32] {
         self.of(self.forms.sum32(), self.k_padded() / 32)
     }
+    #[inline]
     pub fn sum16(&self) -> &'a [f32] {
         self.of(self.forms.sum16(), self.k_padded() / 16)
     }
+    #[inline]
     pub fn minus32(&self) -> &'a [i32] {
         self.of(self.forms.minus32(), self.k_padded() / 32)
     }
+    #[inline]
     pub fn minus16(&self) -> &'a [i32] {
         self.of(self.forms.minus16(), self.k_padded() / 16)
     }
@@ -190,11 +200,13 @@ impl<'a> Input<'a> {
         self.forms.fine_tiles()
     }
 
+    #[inline]
     fn is_whole(&self) -> bool {
         self.first == 0 && self.m == self.forms.m
     }
 
     /// The part of `all`, `each` elements a row, that belongs to these rows.
+    #[inline]
     fn of<T>(&self, all: &'a [T], each: usize) -> &'a [T] {
         // A fine plane lies behind the rows.
         if self.is_whole() { all } else { &all[self.first * each..(self.first + self.m) * each] }
@@ -213,7 +225,7 @@ impl Acts {
     /// them.
     pub fn reset(&mut self, m: usize, k: usize) -> &mut [f32] {
         self.forms.reset(m, k);
-        grow(&mut self.f32, m * k);
+        self.f32.renew(m * k);
         &mut self.f32[..m * k]
     }
 
@@ -278,44 +290,54 @@ impl Forms {
     }
 
     /// Rows.
+    #[inline]
     pub fn m(&self) -> usize {
         self.m
     }
     /// Columns.
+    #[inline]
     pub fn k(&self) -> usize {
         self.k
     }
     /// K rounded up to 64, the stride of the int8 rows.
+    #[inline]
     pub fn k_padded(&self) -> usize {
         self.k.next_multiple_of(64)
     }
 
     /// int8 codes `[M][k_padded]`; with a fine plane `[2M][k_padded]`.
+    #[inline]
     pub fn q(&self) -> &[i8] {
         assert!(self.have.int8, "int8 activations were not prepared");
         &self.q[..self.int8_rows() * self.k_padded()]
     }
     /// Scales, one per 32 codes.
+    #[inline]
     pub fn d(&self) -> &[f32] {
         &self.d[..self.int8_rows() * self.k_padded() / 32]
     }
     /// `d·Σq` per 32 codes.
+    #[inline]
     pub fn sum32(&self) -> &[f32] {
         &self.sum32[..self.int8_rows() * self.k_padded() / 32]
     }
     /// `d·Σq` per 16 codes.
+    #[inline]
     pub fn sum16(&self) -> &[f32] {
         &self.sum16[..self.int8_rows() * self.k_padded() / 16]
     }
     /// `-Σq` per 32 codes.
+    #[inline]
     pub fn minus32(&self) -> &[i32] {
         &self.minus32[..self.int8_rows() * self.k_padded() / 32]
     }
     /// `-Σq` per 16 codes.
+    #[inline]
     pub fn minus16(&self) -> &[i32] {
         &self.minus16[..self.int8_rows() * self.k_padded() / 16]
     }
 
+    #[inline]
     fn int8_rows(&self) -> usize {
         if self.have.fine { 2 * self.m } else { self.m }
     }
@@ -367,12 +389,12 @@ impl Forms {
     fn quantise(&mut self, pool: &Pool, kernels: &Kernels, x: &[f32], fine: bool, readers: Readers<'_>) {
         let (m, k, kp, parallel) = (self.m, self.k, self.k_padded(), self.parallel());
         let rows = (1 + usize::from(fine)) * m;
-        grow(&mut self.q, rows * kp);
-        grow(&mut self.d, rows * kp / 32);
-        grow(&mut self.sum32, rows * kp / 32);
-        grow(&mut self.sum16, rows * kp / 16);
-        grow(&mut self.minus32, rows * kp / 32);
-        grow(&mut self.minus16, rows * kp / 16);
+        self.q.renew(rows * kp);
+        self.d.renew(rows * kp / 32);
+        self.sum32.renew(rows * kp / 32);
+        self.sum16.renew(rows * kp / 16);
+        self.minus32.renew(rows * kp / 32);
+        self.minus16.renew(rows * kp / 16);
         // The fine plane follows the first one.
         let (q, q2) = planes(&mut self.q, m, rows, kp);
         let (d, d2) = planes(&mut self.d, m, rows, kp / 32);
@@ -399,7 +421,7 @@ impl Forms {
 
     fn round(&mut self, pool: &Pool, kernels: &Kernels, x: &[f32], readers: Readers<'_>) {
         let (m, k, kp, parallel) = (self.m, self.k, self.bf16_stride(), self.parallel());
-        grow(&mut self.bf16, m * kp);
+        self.bf16.renew(m * kp);
         pool.rows(parallel, ROWS_PER_CHUNK, Pieces::new(&mut self.bf16[..m * kp], kp), |r, out| {
             if readers.any(r..r + 1, |need| need.bf16) {
                 kernels.f32_to_bf16(&x[r * k..(r + 1) * k], &mut out[..k]);
@@ -414,7 +436,7 @@ impl Forms {
         let (m, k, kp, parallel) = (self.m, self.k, self.k_padded(), self.parallel());
         let (blocks, each) = (m.div_ceil(16), 16 * kp);
         let all = (1 + usize::from(fine)) * blocks;
-        grow(&mut self.tiles, all * each);
+        self.tiles.renew(all * each);
         let (first, second) = planes(&mut self.tiles, blocks, all, each);
         let block = |b: usize| ((m - b * 16).min(16), &x[b * 16 * k..]);
         if fine {
@@ -449,15 +471,4 @@ type Int8Slices<'a> =
 
 fn int8_row<'a>(((q, d, sum32), (sum16, minus32, minus16)): Int8Slices<'a>) -> Int8Row<'a> {
     Int8Row { q, d, sum32, sum16, minus32, minus16 }
-}
-
-/// Makes room for exactly `len`, the size that the dry run counts. What was there is to be written again, and goes first: beside the new
-/// memory it would be more than was counted.
-fn grow<T: Default + Clone>(v: &mut Vec<T>, len: usize) {
-    if v.len() < len {
-        *v = Vec::new();
-        v.reserve_exact(len);
-        ask_for_huge_pages(v);
-        v.resize(len, T::default());
-    }
 }

@@ -187,12 +187,17 @@ impl Shape<'_> {
         (bytes / self.bytes.div_ceil(self.groups()).max(1)).min(self.most()).max(1)
     }
 
-    /// The default chunk: long runs of memory for few tokens, weights that stay in L2 for many.
+    /// Whether so few tokens use each byte of the weights that chunks are long runs of memory; weights of a chunk stay in L2 otherwise.
+    pub fn streams(&self) -> bool {
+        self.m < 4
+    }
+
+    /// The default chunk.
     pub fn usual(&self) -> usize {
-        if self.m >= 4 {
-            CHUNK_GROUPS.min(self.most()).max(1)
-        } else {
+        if self.streams() {
             self.of_bytes(self.tuning.chunk_bytes)
+        } else {
+            CHUNK_GROUPS.min(self.most()).max(1)
         }
     }
 }

@@ -20,6 +20,7 @@
 mod acts;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
+mod chunks;
 #[cfg(target_arch = "x86_64")]
 mod float;
 mod kernel;

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 
 use super::acts::{Acts, Input, Need};
+use super::chunks::Chunks;
 use super::kernel::{GROUP, LinearKernel, Work};
 use super::mode::Mode;
 use super::weight::Linear;
@@ -100,9 +101,7 @@ pub struct Out<'a> {
 
 struct Piece {
     kernel: &'static LinearKernel,
-    per_chunk: usize,
-    first_chunk: usize,
-    groups: usize,
+    chunks: Chunks,
     out: *mut f32,
     ldo: usize,
 }
@@ -155,26 +154,21 @@ fn multiply(pool: &Pool, mode: Mode, x: Input<'_>, outs: &mut [Out<'_>]) {
             "outputs too small for {m} rows"
         );
         let kernel = o.w.kernel(m, mode);
-        let groups = o.w.n().div_ceil(GROUP);
-        let per_chunk = o.w.groups_per_chunk(kernel, m, pool.threads());
-        let piece =
-            Piece { kernel, per_chunk, first_chunk: chunks, groups, out: o.out.as_mut_ptr(), ldo: o.ldo };
-        chunks += groups.div_ceil(per_chunk);
-        Some(piece)
+        let own = o.w.chunks(kernel, m, pool.threads(), chunks);
+        chunks = own.end();
+        Some(Piece { kernel, chunks: own, out: o.out.as_mut_ptr(), ldo: o.ldo })
     });
     let weights: [Option<&Linear>; MAX] = std::array::from_fn(|i| outs.get(i).map(|o| o.w));
     let job = Shared { pieces, weights };
-    pool.run_streams(chunks, &|c, _| {
+    pool.run_streams(chunks, &|chunks, _| {
         let job = &job;
-        let i = (0..MAX)
-            .rev()
-            .find(|&i| job.pieces[i].as_ref().is_some_and(|p| p.first_chunk <= c))
-            .expect("chunk 0 belongs to the first piece");
-        let (p, w) = (job.pieces[i].as_ref().expect("found"), job.weights[i].expect("as pieces"));
-        let g0 = (c - p.first_chunk) * p.per_chunk;
-        let g1 = (g0 + p.per_chunk).min(p.groups);
-        // SAFETY: outputs were checked above; each group belongs to exactly one chunk.
-        unsafe { groups(w, p.kernel, g0, g1, x, p.out, p.ldo) };
+        for (piece, w) in job.pieces.iter().zip(&job.weights) {
+            let (Some(piece), Some(w)) = (piece, w) else { return };
+            for (g0, g1) in piece.chunks.runs(&chunks) {
+                // SAFETY: outputs were checked above; each group belongs to exactly one chunk.
+                unsafe { groups(w, piece.kernel, g0, g1, x, piece.out, piece.ldo) };
+            }
+        }
     });
 }
 

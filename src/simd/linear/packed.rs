@@ -138,6 +138,7 @@ impl Packed {
     }
 
     /// The bytes of groups `g0..g1`, one after the other.
+    #[inline]
     pub fn group_range(&self, g0: usize, g1: usize) -> &[u8] {
         let b = RecordLayout::of(self.dtype).expect("f32 is not packed").group_bytes(self.k);
         &self.data[g0 * b..g1 * b]

@@ -10,6 +10,7 @@
 use std::ops::Range;
 
 use super::acts::{Acts, Input, Need};
+use super::chunks::Chunks;
 use super::kernel::{GROUP, LinearKernel};
 use super::mode::Mode;
 use super::multiply::groups;
@@ -35,12 +36,39 @@ struct Job<'a> {
     second: Option<(&'a Linear, &'static LinearKernel, *mut f32)>,
     x: Input<'a>,
     out: *mut f32,
-    first_chunk: usize,
-    per_chunk: usize,
+    chunks: Chunks,
 }
 
 // SAFETY: the output pointers are written in disjoint columns, see `linear_parts`.
 unsafe impl Sync for Job<'_> {}
+
+impl Job<'_> {
+    /// Computes groups `g0..g1`.
+    ///
+    /// # Safety
+    /// The outputs have the part's rows of `n` columns; nothing else touches the columns of these groups.
+    unsafe fn run(&self, g0: usize, g1: usize, combine: &(dyn Fn(&mut [f32], &[f32]) + Sync)) {
+        let (w, kernel) = self.w;
+        let (m, n) = (self.x.m(), w.n());
+        // SAFETY: the caller's promise.
+        unsafe { groups(w, kernel, g0, g1, self.x, self.out, n) };
+        let Some((w, kernel, second)) = self.second else { return };
+        // SAFETY: as above.
+        unsafe { groups(w, kernel, g0, g1, self.x, second, n) };
+        let (from, to) = (g0 * GROUP, (g1 * GROUP).min(n));
+        for row in 0..m {
+            let at = row * n + from;
+            // SAFETY: columns of these groups, which nothing else touches, of both outputs.
+            let (a, b) = unsafe {
+                (
+                    std::slice::from_raw_parts_mut(self.out.add(at), to - from),
+                    std::slice::from_raw_parts(second.add(at), to - from),
+                )
+            };
+            combine(a, b);
+        }
+    }
+}
 
 /// The products of all parts, as one parallel job. `combine` is called with columns of a row of the first product, which it
 /// changes, and the same columns of the second; not for parts without a second weight.
@@ -84,43 +112,26 @@ pub fn linear_parts(
         .map(|p| {
             let m = p.rows.len();
             let kernel = p.w.kernel(m, mode);
-            let per_chunk = p.w.groups_per_chunk(kernel, m, threads);
+            let own = p.w.chunks(kernel, m, threads, chunks);
+            chunks = own.end();
             let second = p.second.as_mut().map(|(w, out)| (*w, w.kernel(m, mode), out.as_mut_ptr()));
-            let job = Job {
+            Job {
                 w: (p.w, kernel),
                 second,
                 x: input.rows(p.rows.clone()),
                 out: p.out.as_mut_ptr(),
-                first_chunk: chunks,
-                per_chunk,
-            };
-            chunks += p.w.n().div_ceil(GROUP).div_ceil(per_chunk);
-            job
+                chunks: own,
+            }
         })
         .collect();
-    pool.run_streams(chunks, &|chunk, _| {
-        let job = &jobs[jobs.partition_point(|job| job.first_chunk <= chunk) - 1];
-        let (w, kernel) = job.w;
-        let (m, n) = (job.x.m(), w.n());
-        let g0 = (chunk - job.first_chunk) * job.per_chunk;
-        let g1 = (g0 + job.per_chunk).min(n.div_ceil(GROUP));
-        // SAFETY: outputs of m rows of n were checked above; each group of a part belongs to exactly one chunk, and parts have
-        // outputs of their own.
-        unsafe { groups(w, kernel, g0, g1, job.x, job.out, n) };
-        let Some((w, kernel, second)) = job.second else { return };
-        // SAFETY: as above.
-        unsafe { groups(w, kernel, g0, g1, job.x, second, n) };
-        let (from, to) = (g0 * GROUP, (g1 * GROUP).min(n));
-        for row in 0..m {
-            let at = row * n + from;
-            // SAFETY: columns of this chunk's groups, which no other chunk touches, of both outputs.
-            let (a, b) = unsafe {
-                (
-                    std::slice::from_raw_parts_mut(job.out.add(at), to - from),
-                    std::slice::from_raw_parts(second.add(at), to - from),
-                )
-            };
-            combine(a, b);
+    pool.run_streams(chunks, &|chunks, _| {
+        let first = jobs.partition_point(|job| job.chunks.end() <= chunks.start);
+        for job in jobs[first..].iter().take_while(|job| job.chunks.first < chunks.end) {
+            for (g0, g1) in job.chunks.runs(&chunks) {
+                // SAFETY: outputs of m rows of n were checked above; each group of a part belongs to exactly one chunk, and parts
+                // have outputs of their own.
+                unsafe { job.run(g0, g1, combine) };
+            }
         }
     });
     if of_all.is_none() {

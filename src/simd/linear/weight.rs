@@ -1,6 +1,7 @@
 //! A weight in the form that its kernels read.
 
 use super::acts::{Need, TILE_ROWS};
+use super::chunks::Chunks;
 use super::kernel::{Ask, GROUP, LinearKernel, Shape};
 use super::mode::Mode;
 use super::packed::Packed;
@@ -234,10 +235,13 @@ impl Linear {
         Some((from, TILE_ROWS))
     }
 
-    /// Groups of 16 rows that a thread takes at a time.
-    pub(super) fn groups_per_chunk(&self, kernel: &LinearKernel, m: usize, threads: usize) -> usize {
+    /// Its product with `m` rows, divided for `threads`; `first` numbers the first chunk in a job of several products.
+    pub(super) fn chunks(&self, kernel: &LinearKernel, m: usize, threads: usize, first: usize) -> Chunks {
         let &Linear { n, k, fine, ref tuning, .. } = self;
-        (kernel.chunk)(&Shape { n, k, bytes: self.bytes(), m, fine, threads, tuning })
+        let shape = Shape { n, k, bytes: self.bytes(), m, fine, threads, tuning };
+        // A fine plane's products wait in memory that is planned for a chunk (`Linear::thread_bytes`).
+        let joined = shape.streams() && kernel.planes(fine) == 1;
+        Chunks { first, groups: shape.groups(), per_chunk: (kernel.chunk)(&shape), joined }
     }
 
     /// The tier whose kernels multiply this.
@@ -259,6 +263,7 @@ impl Linear {
     }
 
     /// The bytes of groups `g0..g1` of 16 rows.
+    #[inline]
     pub(super) fn groups(&self, g0: usize, g1: usize) -> &[u8] {
         match &self.store {
             Store::Packed(p) => p.group_range(g0, g1),

@@ -21,6 +21,7 @@ pub(in super::super) struct X {
 
 impl X {
     /// The activations of a work's plane.
+    #[inline]
     pub fn of(work: &Work<'_>) -> X {
         let (x, rows) = (&work.x, work.plane * work.x.m());
         let first = X {
@@ -41,6 +42,7 @@ impl X {
     ///
     /// # Safety
     /// The rows exist.
+    #[inline]
     pub unsafe fn row(self, rows: usize) -> X {
         // SAFETY: in range by the caller's promise; the arrays have stride, stride/32, stride/16 columns.
         unsafe {

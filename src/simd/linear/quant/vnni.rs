@@ -293,7 +293,7 @@ fn groups_per_tile(how: &LinearTuning, m: usize) -> usize {
 /// Whole tiles.
 fn chunk(s: &Shape<'_>) -> usize {
     let (unit, most) = (groups_per_tile(s.tuning, s.m), s.most());
-    let chunk = if s.m >= 4 { CHUNK_GROUPS.min(most) } else { s.of_bytes(s.tuning.chunk_bytes) };
+    let chunk = if s.streams() { s.of_bytes(s.tuning.chunk_bytes) } else { CHUNK_GROUPS.min(most) };
     let whole = chunk.next_multiple_of(unit);
     if whole <= most { whole } else { (most / unit * unit).max(unit.min(s.groups())) }
 }
