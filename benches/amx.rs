@@ -31,7 +31,7 @@ mod tiles {
     use std::time::Instant;
 
     use tandem::amx::{self, Session, bf16, pack};
-    use tandem::host::Pool;
+    use tandem::host::{AlignedBuffer, Plain, Pool};
     use tandem::profile;
     use tandem::profile::{Gauge, SortedSamples};
     use tandem::simd::Isa;
@@ -49,10 +49,20 @@ mod tiles {
         (0..copies).map(|_| with(make(&copy(), isa))).collect()
     }
 
+    /// A copy that begins on a cache line, as an engine's rows do.
+    fn aligned<T: Plain>(numbers: &[T]) -> AlignedBuffer<T> {
+        let mut buffer = AlignedBuffer::zeros(numbers.len());
+        buffer.copy_from_slice(numbers);
+        buffer
+    }
+
+    /// A thread's A, panels and C.
+    type Operands = (AlignedBuffer<u16>, AlignedBuffer<u16>, AlignedBuffer<f32>);
+
     /// The bf16 kernel of many tokens with all that it reads in L2: what no product in its blocking can pass. A thread each has A of
     /// 1 MiB, a pair of panels and 32 columns of C.
     struct Fed {
-        threads: Vec<Mutex<(Vec<u16>, Vec<u16>, Vec<f32>)>>,
+        threads: Vec<Mutex<Operands>>,
         rows: usize,
         k: usize,
     }
@@ -69,7 +79,7 @@ mod tiles {
                 pack::pack_a_bf16(&vec![1.0; rows * k], rows, k, k, &mut a);
                 let mut panel = vec![0; pack::panel_len(k)];
                 pack::pack_panel_bf16(&vec![one; 16 * k], 16, k, k, &mut panel);
-                Mutex::new((a, panel.repeat(2), vec![0.0; rows * 32]))
+                Mutex::new((aligned(&a), aligned(&panel.repeat(2)), AlignedBuffer::zeros(rows * 32)))
             };
             Fed { threads: (0..pool.threads()).map(of_a_thread).collect(), rows, k }
         }
@@ -114,7 +124,7 @@ mod tiles {
     ) -> Vec<(f64, String)> {
         let (n, k) = (w.rows(), w.cols());
         let x: Vec<f32> = (0..m * k).map(|_| rng.uniform()).collect();
-        let (mut acts, mut out) = (Acts::default(), vec![0f32; m * n]);
+        let (mut acts, mut out) = (Acts::default(), AlignedBuffer::zeros(m * n));
         let mut next = 0;
         let mut times = vec![SortedSamples::default(); sets.len() + usize::from(fed.is_some())];
         let begin = Instant::now();
@@ -216,10 +226,11 @@ mod tiles {
         let (n, k) = (w.rows(), w.cols());
         let copies = if test { 1 } else { (192usize << 20).div_ceil(2 * n * k) };
         let one: Vec<u16> = w.data.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect();
-        let weights = vec![one; copies];
+        let weights: Vec<AlignedBuffer<u16>> = (0..copies).map(|_| aligned(&one)).collect();
         let x: Vec<f32> = (0..m * k).map(|_| rng.uniform()).collect();
         let bf16: Vec<u16> = x.iter().map(|&v| half::bf16::from_f32(v).to_bits()).collect();
-        let (mut out, mut times) = (vec![0f32; m * n], SortedSamples::default());
+        let bf16 = aligned(&bf16);
+        let (mut out, mut times) = (AlignedBuffer::zeros(m * n), SortedSamples::default());
         let (begin, mut next) = (Instant::now(), 0);
         loop {
             let sample = gauge.sample(pool, || {

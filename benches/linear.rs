@@ -12,7 +12,7 @@
 
 use std::time::Instant;
 
-use tandem::host::Pool;
+use tandem::host::{AlignedBuffer, Pool};
 use tandem::profile;
 use tandem::profile::{Gauge, SortedSamples};
 use tandem::simd::Isa;
@@ -91,7 +91,7 @@ fn main() {
                 for &m in ms {
                     let x: Vec<f32> = (0..m * k).map(|_| rng.uniform()).collect();
                     let mut acts = Acts::default();
-                    let mut out = vec![0f32; m * n];
+                    let mut out = AlignedBuffer::zeros(m * n);
                     let mut once = |next: &mut usize| {
                         acts.reset(m, k).copy_from_slice(&x);
                         let w = &lins[*next % copies];
@@ -132,7 +132,7 @@ fn main() {
         // Peers: f32 GEMM crates, hot, on this thread count where they offer it.
         for m in ms.iter().copied().filter(|&m| m >= 16 && !test && words.is_empty()) {
             let (x, w) = (vec![0.5f32; m * k], vec![0.25f32; n * k]);
-            let mut out = vec![0f32; m * n];
+            let mut out = AlignedBuffer::<f32>::zeros(m * n);
             for peer in ["gemm", "matrixmultiply"] {
                 let mut once = || {
                     let start = Instant::now();

@@ -61,7 +61,8 @@ impl<T: Plain> AlignedBuffer<T> {
         }
     }
 
-    fn zeros(len: usize) -> AlignedBuffer<T> {
+    /// `len` zeros.
+    pub fn zeros(len: usize) -> AlignedBuffer<T> {
         let layout = layout::<T>(len);
         if layout.size() == 0 {
             return AlignedBuffer::default();

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::nodes::NodeLimits;
-use crate::host::{Pool, memory_available, numa_nodes};
+use crate::host::{AlignedBuffer, Pool, memory_available, numa_nodes};
 use crate::profile::bandwidth::ReadProbe;
 use crate::profile::peak::peaks;
 use crate::profile::sample::{Effort, Samples, sample, timed};
@@ -146,7 +146,7 @@ fn matrix_rate(pool: &Pool, isa: Isa, effort: Effort) -> Result<f64> {
     let words: Vec<u64> = (0..(d * d / 4) as u64).map(word).collect();
     let tensor = Tensor::new(DType::BF16, vec![d, d], Bytes::from_words(words, 2 * d * d))?;
     let weight = Linear::from_rows(tensor, isa);
-    let (mut acts, mut out) = (Acts::default(), vec![0f32; ROWS * d]);
+    let (mut acts, mut out) = (Acts::default(), AlignedBuffer::zeros(ROWS * d));
     let run = || {
         acts.reset(ROWS, d).iter_mut().enumerate().for_each(|(i, x)| *x = (i % 17) as f32 / 16.0 - 0.5);
         let mut outs = [Out { w: &weight, out: &mut out, ldo: d }];

@@ -6,7 +6,7 @@ use std::time::Instant;
 use memmap2::MmapMut;
 
 use super::super::{Effort, Samples};
-use crate::host::{Pieces, Pool};
+use crate::host::{AlignedBuffer, Pieces, Pool};
 use crate::simd::Isa;
 use crate::simd::linear::{Acts, GROUP, Linear, Mode, Out, Packed, linear, pack, pack_group};
 use crate::simd::tuning::LinearTuning;
@@ -172,7 +172,7 @@ impl<'a> Contest<'a> {
         let (n, k, m) = (self.subject.weight.rows(), self.subject.weight.cols(), self.tokens);
         let mut rng = Rng(7);
         let x: Vec<f32> = (0..m * k).map(|_| (rng.next() >> 40) as f32 / (1 << 23) as f32 - 1.0).collect();
-        let (mut acts, mut out) = (Acts::default(), vec![0f32; m * n]);
+        let (mut acts, mut out) = (Acts::default(), AlignedBuffer::zeros(m * n));
         let mut once = |w: &Linear, out: &mut [f32]| {
             acts.reset(m, k).copy_from_slice(&x);
             let begun = Instant::now();
@@ -185,8 +185,8 @@ impl<'a> Contest<'a> {
             once(&weights[0], &mut out);
             self.verify(&x, &out, name)?;
             if first.is_empty() {
-                first.clone_from(&out);
-            } else if self.same_bits && first.iter().zip(&out).any(|(a, b)| a.to_bits() != b.to_bits()) {
+                first = out.to_vec();
+            } else if self.same_bits && first.iter().zip(&*out).any(|(a, b)| a.to_bits() != b.to_bits()) {
                 return Err(self.wrong(name, &format!("other bits than {}", sides[0].0)));
             }
         }
