@@ -396,6 +396,30 @@ mod tests {
     }
 
     #[test]
+    fn streams_run_every_chunk_once_in_runs_of_neighbours() {
+        for threads in [1, 2, 3, 5] {
+            let pool = Pool::new(threads);
+            for chunks in [0, 1, 2, 3, 17, 1000] {
+                let hits: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
+                let calls = AtomicUsize::new(0);
+                pool.run_streams(chunks, &|run, w| {
+                    assert!(w < threads && run.start < run.end, "worker {w}, {run:?}");
+                    assert!(threads == 1 || run.len() <= MAX_RUN, "{run:?}");
+                    calls.fetch_add(1, Ordering::Relaxed);
+                    for c in run {
+                        hits[c].fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                assert!(
+                    hits.iter().all(|h| h.load(Ordering::Relaxed) == 1),
+                    "{threads} threads, {chunks} chunks"
+                );
+                assert!(chunks < 1000 || calls.into_inner() < 400, "neighbours run together");
+            }
+        }
+    }
+
+    #[test]
     fn callers_take_turns_for_a_job_of_one_chunk_too() {
         for (threads, chunks) in [(2, 1), (1, 3)] {
             let (pool, inside) = (Pool::new(threads), AtomicUsize::new(0));

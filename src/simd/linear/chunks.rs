@@ -12,27 +12,36 @@ use std::ops::Range;
 pub(super) struct Chunks {
     /// The number of its first chunk in the job.
     pub first: usize,
+    /// The chunk of the job after its last one.
+    pub end: usize,
     /// Groups of 16 rows of the weight.
-    pub groups: usize,
+    groups: usize,
     /// Groups of a chunk; the last one may have fewer.
-    pub per_chunk: usize,
+    per_chunk: usize,
     /// Whether neighbouring chunks may run as one. Otherwise each is to stay in a cache.
-    pub joined: bool,
+    joined: bool,
 }
 
 impl Chunks {
-    /// The chunk of the job after its last one.
-    pub fn end(&self) -> usize {
-        self.first + self.groups.div_ceil(self.per_chunk)
+    /// `groups` in chunks of `per_chunk`, the first of which is chunk `first` of the job.
+    pub fn new(first: usize, groups: usize, per_chunk: usize, joined: bool) -> Chunks {
+        Chunks { first, end: first + groups.div_ceil(per_chunk), groups, per_chunk, joined }
     }
 
     /// The groups of its chunks among these of the job: from where to where each call of a kernel goes.
+    #[inline]
     pub fn runs(&self, chunks: &Range<usize>) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let &Chunks { first, groups, per_chunk, joined } = self;
-        let from = chunks.start.max(first) - first;
-        let to = chunks.end.min(self.end()).saturating_sub(first).max(from);
-        let step = if joined { (to - from).max(1) } else { 1 };
-        (from..to).step_by(step).map(move |c| (c * per_chunk, ((c + step).min(to) * per_chunk).min(groups)))
+        let &Chunks { first, end, groups, per_chunk, joined } = self;
+        let (mut from, to) = (chunks.start.max(first), chunks.end.min(end));
+        std::iter::from_fn(move || {
+            if from >= to {
+                return None;
+            }
+            let next = if joined { to } else { from + 1 };
+            let run = ((from - first) * per_chunk, ((next - first) * per_chunk).min(groups));
+            from = next;
+            Some(run)
+        })
     }
 }
 
@@ -43,11 +52,11 @@ mod tests {
     #[test]
     fn every_group_runs_once_however_the_job_is_cut() {
         for (joined, per_chunk) in [(false, 4), (true, 4), (true, 1), (false, 100)] {
-            let a = Chunks { first: 0, groups: 10, per_chunk, joined };
-            let b = Chunks { first: a.end(), groups: 8, per_chunk, joined };
-            for cut in 0..=b.end() {
+            let a = Chunks::new(0, 10, per_chunk, joined);
+            let b = Chunks::new(a.end, 8, per_chunk, joined);
+            for cut in 0..=b.end {
                 let mut seen = [vec![0; a.groups], vec![0; b.groups]];
-                for part in [0..cut, cut..b.end()] {
+                for part in [0..cut, cut..b.end] {
                     for (seen, product) in seen.iter_mut().zip([a, b]) {
                         let calls: Vec<_> = product.runs(&part).collect();
                         assert!(!joined || calls.len() <= 1, "{calls:?}");

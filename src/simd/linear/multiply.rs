@@ -155,7 +155,7 @@ fn multiply(pool: &Pool, mode: Mode, x: Input<'_>, outs: &mut [Out<'_>]) {
         );
         let kernel = o.w.kernel(m, mode);
         let own = o.w.chunks(kernel, m, pool.threads(), chunks);
-        chunks = own.end();
+        chunks = own.end;
         Some(Piece { kernel, chunks: own, out: o.out.as_mut_ptr(), ldo: o.ldo })
     });
     let weights: [Option<&Linear>; MAX] = std::array::from_fn(|i| outs.get(i).map(|o| o.w));

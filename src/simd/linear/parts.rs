@@ -113,7 +113,7 @@ pub fn linear_parts(
             let m = p.rows.len();
             let kernel = p.w.kernel(m, mode);
             let own = p.w.chunks(kernel, m, threads, chunks);
-            chunks = own.end();
+            chunks = own.end;
             let second = p.second.as_mut().map(|(w, out)| (*w, w.kernel(m, mode), out.as_mut_ptr()));
             Job {
                 w: (p.w, kernel),
@@ -125,7 +125,7 @@ pub fn linear_parts(
         })
         .collect();
     pool.run_streams(chunks, &|chunks, _| {
-        let first = jobs.partition_point(|job| job.chunks.end() <= chunks.start);
+        let first = jobs.partition_point(|job| job.chunks.end <= chunks.start);
         for job in jobs[first..].iter().take_while(|job| job.chunks.first < chunks.end) {
             for (g0, g1) in job.chunks.runs(&chunks) {
                 // SAFETY: outputs of m rows of n were checked above; each group of a part belongs to exactly one chunk, and parts

@@ -241,7 +241,7 @@ impl Linear {
         let shape = Shape { n, k, bytes: self.bytes(), m, fine, threads, tuning };
         // A fine plane's products wait in memory that is planned for a chunk (`Linear::thread_bytes`).
         let joined = shape.streams() && kernel.planes(fine) == 1;
-        Chunks { first, groups: shape.groups(), per_chunk: (kernel.chunk)(&shape), joined }
+        Chunks::new(first, shape.groups(), (kernel.chunk)(&shape), joined)
     }
 
     /// The tier whose kernels multiply this.
