@@ -213,6 +213,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.timeline.is_some() {
         running.engine.trace();
     }
+    let learning = opened.learn_router(&args.engine.settings(), &mut running.engine);
     let told = told(&chat, &ids, args.raw);
     ending.parting = told.as_ref().map(Told::tokens).unwrap_or_default();
     let request = Request {
@@ -242,6 +243,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         "ttft_ms": first_s * 1e3,
         "time": time_of(&running.engine),
     });
+    open::keep_router(learning, &mut running.engine);
     if let Some(path) = &args.timeline {
         write_timeline(&mut running.engine, path)?;
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tandem::device::Runtime;
 use tandem::engine::{self, Engine};
 use tandem::model::LoadedModel;
-use tandem::open::{Demand, Model, Needs, PlacementDecision, Scheduled};
+use tandem::open::{Demand, Model, Needs, PlacementDecision, RouterLearning, Scheduled};
 use tandem::simd::Isa;
 use tandem::simd::linear;
 use tandem::{Error, Result};
@@ -65,6 +65,19 @@ pub fn scheduled(
     scheduled.details.iter().for_each(|detail| progress::detail(detail));
     let notices = Notices(scheduled.runtime.clone());
     Ok((scheduled, notices))
+}
+
+/// Keeps what the routers chose while a model ran, if that was counted. A run does not fail because it cannot be kept.
+pub fn keep_router(learning: Option<RouterLearning>, engine: &mut Engine) {
+    let Some(learning) = learning else { return };
+    match learning.keep(engine) {
+        Ok(Some((tokens, path))) => progress::detail(&format!(
+            "what the routers chose for {tokens} tokens is kept for later runs: {}",
+            path.display()
+        )),
+        Ok(None) => {}
+        Err(error) => progress::note(&format!("what the routers chose is not kept: {error}")),
+    }
 }
 
 /// Where an engine for many requests runs, in a sentence.

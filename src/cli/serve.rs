@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use tandem::engine::{Service, Shutdown};
+use tandem::engine::{Engine, Service, Shutdown};
 use tandem::hub::DEFAULT_MODEL;
-use tandem::open::Needs;
+use tandem::open::{Needs, RouterLearning};
 use tandem::serve::{Cors, Keys, Model, Options, Server};
 use tandem::text::Grammars;
 use tandem::{Error, Result};
@@ -111,6 +111,7 @@ enum News {
 struct Loaded {
     service: Service,
     model: Model,
+    learning: Option<RouterLearning>,
     /// The engine's, which are told when this is dropped.
     _notices: Notices,
 }
@@ -141,12 +142,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             return Ok(());
         }
     };
-    let Loaded { service, model, _notices } = *loaded;
+    let Loaded { service, model, learning, _notices } = *loaded;
     let (context, sequences) = (model.context, model.sequences);
     server.ready(model);
     progress::note(&format!("ready: {sequences} sequences at a time, {context} tokens each"));
     let name = wait(&news, &service)?;
-    end(server, service, name, drain, &news)
+    let mut engine = end(server, service, name, drain, &news)?;
+    open::keep_router(learning, &mut engine);
+    Ok(())
 }
 
 fn options(args: &Args) -> Result<Options> {
@@ -206,6 +209,7 @@ fn load(args: &Args, targets: tandem::sched::Targets, queue: usize) -> anyhow::R
     let placement = open::placement(&scheduled);
     let strategy = scheduled.strategies(&args.engine.settings()).remove(0);
     scheduled.set_targets(targets);
+    let learning = opened.learn_router(&args.engine.settings(), scheduled.engine());
     let mut requests = scheduled.requests(&strategy);
     requests.set_tokenizer(tokenizer.clone());
     requests.keep_prefixes(args.prefix_cache == PrefixCache::On);
@@ -229,7 +233,7 @@ fn load(args: &Args, targets: tandem::sched::Targets, queue: usize) -> anyhow::R
         targets,
         placement,
     };
-    Ok(Loaded { service, model, _notices: notices })
+    Ok(Loaded { service, model, learning, _notices: notices })
 }
 
 /// Waits for a signal, and returns its name.
@@ -246,14 +250,14 @@ fn wait(news: &Receiver<News>, service: &Service) -> Result<&'static str> {
     }
 }
 
-/// Lets requests end, until the deadline or another signal.
+/// Lets requests end, until the deadline or another signal. Returns the engine that ran them.
 fn end(
     server: Server,
     service: Service,
     name: &str,
     drain: Duration,
     news: &Receiver<News>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Engine> {
     server.drain();
     let (open, until) = (service.client().in_flight(), Instant::now() + drain);
     progress::note(&format!("{name}: {open} sequences in flight have {} s to end", drain.as_secs()));
@@ -269,7 +273,7 @@ fn end(
         progress::note(&format!("{} sequences are cancelled", service.client().in_flight()));
     }
     // Streams get their end before connections are closed.
-    service.shutdown(Shutdown::Cancel)?;
+    let engine = service.shutdown(Shutdown::Cancel)?;
     server.end(GOODBYE);
-    Ok(())
+    Ok(engine)
 }

@@ -214,7 +214,7 @@ impl Engine {
         self.machine.exchanged_experts()
     }
 
-    /// Begins to count which experts rows choose on the host: what [`Engine::choices`] returns. Without, nothing is counted, and nothing
+    /// Begins to count which experts rows choose: what [`Engine::choices`] returns. Without, nothing is counted, and nothing
     /// is spent on it. Does nothing for a model without experts.
     pub fn count_choices(&mut self) {
         let profile = self.spec.experts.as_ref().map(RouterProfile::empty);
@@ -222,11 +222,11 @@ impl Engine {
     }
 
     /// The choices of all rows computed since [`Engine::count_choices`], if that was called. Of the last layer only rows that want
-    /// logits are there ([`Wants::All`](crate::program::Wants::All) for all of them); of layers whose experts are on a device none.
+    /// logits are there ([`Wants::All`](crate::program::Wants::All) for all of them). Of layers whose experts are all on a device there are
+    /// none; of divided layers there are, if their experts [follow](Engine::follows_router) the routers, but rows are not compared there.
     pub fn choices(&mut self) -> Option<RouterProfile> {
         let mut profile = self.machine.choices()?;
-        let layers = 0..profile.layers.len();
-        profile.tokens = layers.map(|layer| profile.tokens_of(layer)).max().unwrap_or(0);
+        profile.count_tokens();
         Some(profile)
     }
 

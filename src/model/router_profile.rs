@@ -64,6 +64,26 @@ impl RouterProfile {
         profile
     }
 
+    /// Adds the choices that were counted in `other`, of the same model.
+    ///
+    /// # Panics
+    /// If layers or experts differ.
+    pub fn add(&mut self, other: &RouterProfile) {
+        assert_eq!((self.used, self.layers.len()), (other.used, other.layers.len()), "profiles of one model");
+        for (of, other) in self.layers.iter_mut().zip(&other.layers) {
+            assert_eq!(of.counts.len(), other.counts.len(), "profiles of one model");
+            of.counts.iter_mut().zip(&other.counts).for_each(|(n, more)| *n += more);
+            of.followers += other.followers;
+            of.repeated += other.repeated;
+        }
+        self.count_tokens();
+    }
+
+    /// Sets the number of tokens to the most of any layer.
+    pub(crate) fn count_tokens(&mut self) {
+        self.tokens = (0..self.layers.len()).map(|layer| self.tokens_of(layer)).max().unwrap_or(0);
+    }
+
     /// Experts of a layer; 0 if it has none.
     pub fn experts(&self, layer: usize) -> usize {
         self.layers[layer].counts.len()
@@ -287,6 +307,18 @@ mod tests {
             prop_assert!((uniform.effective(0) - count as f64).abs() < 1e-6 * count as f64);
             prop_assert!((uniform.share_of_most_used(0, 1.0) - 1.0).abs() < 1e-12);
         }
+    }
+
+    #[test]
+    fn profiles_add_up_layer_by_layer() {
+        let of =
+            |counts: &[u64], followers, repeated| RouterCounts { counts: counts.into(), followers, repeated };
+        let layers = |a, b| RouterProfile { tokens: 0, used: 2, layers: vec![a, of(&[], 0, 0), b] };
+        let mut sum = layers(of(&[3, 1, 2], 2, 1), of(&[1, 1, 0], 0, 0));
+        sum.add(&layers(of(&[1, 1, 0], 0, 0), of(&[4, 2, 2], 3, 4)));
+        assert_eq!(sum.layers[0], of(&[4, 2, 2], 2, 1));
+        assert_eq!(sum.layers[2], of(&[5, 3, 2], 3, 4));
+        assert_eq!(sum.tokens, 5);
     }
 
     /// The figures of docs/experts.md.

@@ -16,6 +16,7 @@
 //! | [`Demand`], [`RunWork`], [`Running`] | what an engine is for, and the engine |
 //! | [`Needs`], [`Scheduled`] | an engine for many requests |
 //! | [`PlacementDecision`], [`Prediction`], [`Considered`] | where it runs, and why |
+//! | [`RouterLearning`] | what routers choose meanwhile, kept for the next runs |
 //! | [`planned`] | how a model would run on a machine that is described |
 //! | [`hardware`], [`profiled`], [`measure_machine`] | figures of the machine that times are predicted for |
 
@@ -26,6 +27,7 @@ mod decision;
 mod details;
 mod dry;
 mod figures;
+mod learn;
 mod model;
 mod place;
 mod predict;
@@ -37,6 +39,7 @@ pub use check::Requests;
 pub use decision::PlacementDecision;
 pub use dry::planned;
 pub use figures::{hardware, measure_machine, profiled};
+pub use learn::RouterLearning;
 pub use model::Model;
 pub use place::{Demand, Running};
 pub use predict::{Considered, Prediction, RunWork};

@@ -171,6 +171,76 @@ fn plans_read_what_was_recorded() {
     assert!(!emulated.contains(known), "{emulated}");
 }
 
+/// Runs with a device count what the routers choose where experts are divided, and the next run begins with what this one learned.
+#[test]
+fn what_routers_choose_while_a_model_runs_is_kept() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let folder = home.join("moe");
+    export_hf_folder(&load(MODEL).unwrap(), &folder, DType::BF16, 1).unwrap();
+    std::fs::write(folder.join("tokenizer.json"), TOKENIZER).unwrap();
+    let prompts = home.join("prompts.jsonl");
+    std::fs::write(&prompts, "{\"prompt\":\"hello\"}\n{\"prompt\":\"hole?\"}\n").unwrap();
+    let generate = |model: &str, more: &str| {
+        let line = format!("generate -m {model} --raw -n 20 {more}");
+        let out = call(home, &line);
+        assert!(out.status.success(), "{}", stderr(&out));
+        out
+    };
+    let model = folder.display().to_string();
+    let is_kept = || home.join("profiles").read_dir().is_ok_and(|mut files| files.next().is_some());
+    // Nothing is learned of random weights, on the CPU, of whole layers, or where experts are to stay.
+    for (model, more) in [
+        (MODEL, "hello --device emulated --gpu-experts 3"),
+        (&model, "hello --device cpu"),
+        (&model, "hello --device emulated --strategy gpu-only"),
+        (&model, "hello --device emulated --gpu-experts 3 --fixed-experts"),
+    ] {
+        generate(model, more);
+        assert!(!is_kept(), "{model} {more}");
+    }
+    let said = stderr(&generate(&model, "hello -v --device emulated --gpu-experts 3"));
+    assert!(
+        said.contains("what the routers chose for ") && said.contains("is kept for later runs: "),
+        "{said}"
+    );
+    let record = || serde_json::from_slice::<Value>(&std::fs::read(kept(home)).unwrap()).unwrap();
+    let learned = || record()["learned"].as_u64().unwrap();
+    let first = learned();
+    // A prompt, and the tokens that were fed again: as many as end of text allows.
+    assert!((2..=25).contains(&first), "{first}");
+    // Equal use before: 8 tokens choose each of 8 experts three times. Of the prompt, the last layer computes one row alone.
+    let sums: Vec<u64> = record()["router"]["layers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|layer| {
+            let counts = layer["counts"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap());
+            assert!(counts.clone().all(|n| (3..=3 + first).contains(&n)), "{layer}");
+            counts.sum()
+        })
+        .collect();
+    assert!(sums[0] == 3 * (8 + first) && (3 * 9..sums[0]).contains(&sums[1]), "{sums:?}");
+    generate(&model, "hello --device emulated --gpu-experts 3");
+    assert_eq!(learned(), 2 * first, "the same once more");
+    let prompts = format!("--prompts {} --device emulated --gpu-experts 3", prompts.display());
+    generate(&model, &prompts);
+    assert!(learned() > 2 * first);
+    let text = stdout(&call(home, &format!("inspect {model} --experts")));
+    assert!(
+        text.contains(&format!("routers over {} tokens that ran, 3 experts a token", learned())),
+        "{text}"
+    );
+    // A file that is damaged is told, and stays.
+    std::fs::write(kept(home), "{}").unwrap();
+    let said = stderr(&generate(&model, "hello --device emulated --gpu-experts 3"));
+    assert!(
+        said.contains("what the routers chose is not kept: ") && said.contains("not a profile"),
+        "{said}"
+    );
+    assert_eq!(std::fs::read_to_string(kept(home)).unwrap(), "{}");
+}
+
 #[test]
 fn a_text_is_read_in_the_models_own_tokens() {
     let home = tempfile::tempdir().unwrap();

@@ -78,7 +78,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let context = args.engine.context().unwrap_or(CONTEXT.min(most));
     let work = RunWork { prompt: context / 4, gen_len: context / 4, batch: 1 };
     let demand = Demand { context, sequences: 1, logits: 1, pages: None, work };
-    let running = open::engine(&opened, &args.engine, &demand)?;
+    let mut running = open::engine(&opened, &args.engine, &demand)?;
+    let learning = opened.learn_router(&args.engine.settings(), &mut running.engine);
     let mut requests = Batcher::new(running.engine);
     requests.set_tokenizer(tokenizer);
     requests.keep_prefixes(true);
@@ -90,7 +91,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if reader.is_terminal() {
         progress::note(&format!("{}: /help for help, Ctrl-D to leave", opened.name));
     }
-    talk.go_on(&mut reader)
+    let talked = talk.go_on(&mut reader);
+    open::keep_router(learning, &mut talk.requests.into_engine());
+    talked
 }
 
 /// A conversation under way.

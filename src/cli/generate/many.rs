@@ -108,9 +108,11 @@ pub fn run(args: &Args, file: &Path) -> anyhow::Result<()> {
         asked.iter().filter_map(Asked::to_run).flat_map(Wanted::tokens).collect();
     if !sizes.is_empty() {
         let needs = Needs::new(&sizes, args.engine.context(), opened.loaded.spec.max_context);
-        let (scheduled, _notices) = open::scheduled(&opened, &args.engine, &needs, args.parallel)?;
+        let (mut scheduled, _notices) = open::scheduled(&opened, &args.engine, &needs, args.parallel)?;
         let form = (tokenizer, constraint);
-        generate(args, form, scheduled, &asked, &mut results, &mut failures)?;
+        let learning = opened.learn_router(&args.engine.settings(), scheduled.engine());
+        generate(args, form, &mut scheduled, &asked, &mut results, &mut failures)?;
+        open::keep_router(learning, scheduled.engine());
     }
     results.finish()?;
     failures.into_error(&name, asked.len())
@@ -345,7 +347,7 @@ impl Flight {
 fn generate(
     args: &Args,
     (tokenizer, constraint): (Option<Arc<Tokenizer>>, Option<Constraint>),
-    mut scheduled: Scheduled,
+    scheduled: &mut Scheduled,
     asked: &[Asked],
     results: &mut ResultsWriter<'_>,
     failures: &mut Failures,

@@ -124,9 +124,17 @@ fn distinct(router: &RouterProfile) -> Vec<Distinct> {
 
 /// What was counted over which text, in a line.
 pub fn source(record: &RouterRecord) -> String {
-    let (tokens, name) = (record.router.tokens, one_line(&record.text.name));
-    let of = if record.text.random { name } else { format!("tokens of {name}") };
-    format!("routers over {tokens} {of}, {} experts a token\n", record.router.used)
+    let (all, learned, name) = (record.router.tokens, record.learned, one_line(&record.text.name));
+    let tokens = all.saturating_sub(learned);
+    let mut of = match &record.text {
+        text if *text == RouterText::none() => format!("{learned} tokens that ran"),
+        text if text.random => format!("{tokens} {name}"),
+        _ => format!("{tokens} tokens of {name}"),
+    };
+    if learned > 0 && record.text != RouterText::none() {
+        let _ = write!(of, " and {learned} that ran");
+    }
+    format!("routers over {of}, {} experts a token\n", record.router.used)
 }
 
 /// A line for each layer with experts, one for their mean, and one for experts that are used alike.

@@ -14,18 +14,18 @@
 
 use std::sync::Arc;
 
-use super::RealMachine;
 use super::device::Weights as LayerOnDevice;
 use super::host::HostHalf;
 use super::lane::{HostJob, NONE};
 use super::work::copied;
+use super::{HostSide, RealMachine};
 use crate::Result;
 use crate::device::{Accelerator, Buffer, Event, ExpertWeights, FeedForward, Lane, NO_SLOT, Pinned};
 use crate::engine::divided::Divided;
 use crate::engine::options::Options;
 use crate::engine::residents::{Exchange, Residents};
 use crate::engine::weights::{ExpertImages, LayerSource};
-use crate::model::{ModelSpec, Weights};
+use crate::model::{ModelSpec, RouterProfile, Weights};
 use crate::program::{EXPERTS_UNDER_WAY, Placement};
 use crate::tensor::Half;
 
@@ -58,6 +58,8 @@ pub(super) struct Following {
     free: Option<Event>,
     /// Experts that have changed places.
     exchanged: u64,
+    /// The choices in divided layers since they are to be counted.
+    choices: Option<Box<RouterProfile>>,
 }
 
 /// An expert on its way, by its place among [`Following::layers`].
@@ -111,7 +113,37 @@ impl Following {
             crossed: None,
             free: None,
             exchanged: 0,
+            choices: None,
         }))
+    }
+
+    /// Counts the choices in divided layers from now on, or no more.
+    pub fn count_choices(&mut self, from: Option<Box<RouterProfile>>, host: &mut HostSide) {
+        // Those of the last step are counted where the next one begins.
+        host.with(|half| self.count(half));
+        self.choices = from;
+    }
+
+    /// The choices counted so far, those of the last step included.
+    pub fn choices(&mut self, host: &mut HostSide) -> Option<&RouterProfile> {
+        host.with(|half| self.count(half));
+        self.choices.as_deref()
+    }
+
+    /// Counts the choices that rows have made since it last did. Returns the most rows of a layer.
+    fn count(&mut self, half: &mut HostHalf) -> usize {
+        let mut rows = 0;
+        for (of, image) in self.layers.iter_mut().zip(&self.source.images) {
+            let chosen = half.chosen(image.layer());
+            rows = rows.max(chosen.rows);
+            of.count(chosen.rows, &chosen.counts);
+            if let Some(choices) = &mut self.choices {
+                let counts = &mut choices.layers[image.layer()].counts;
+                counts.iter_mut().zip(&chosen.counts).for_each(|(n, &more)| *n += u64::from(more));
+            }
+            chosen.clear();
+        }
+        rows
     }
 
     /// The exchanges that gain most, for a step to begin.
@@ -187,17 +219,7 @@ impl RealMachine {
     /// Counts the choices of the step before, and packs experts that are to cross.
     fn pack_experts(&mut self, following: &mut Following) -> Result<()> {
         let Some(host) = &mut self.host else { return Ok(()) };
-        let (layers, images) = (&mut following.layers, &following.source.images);
-        let mut rows = 0;
-        host.with(|half| {
-            for (of, image) in layers.iter_mut().zip(images) {
-                let chosen = half.chosen(image.layer());
-                rows = rows.max(chosen.rows);
-                of.count(chosen.rows, &chosen.counts);
-                chosen.clear();
-            }
-        });
-        if rows == 0 {
+        if host.with(|half| following.count(half)) == 0 {
             return Ok(());
         }
         if self.clock().is_some() {

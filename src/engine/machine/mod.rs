@@ -293,16 +293,23 @@ impl RealMachine {
         }
     }
 
-    /// Counts the choices of routers on the host from now on, or no more.
+    /// Counts the choices of routers that the host sees from now on, or no more.
     pub fn count_choices(&mut self, from: Option<Box<RouterProfile>>) {
-        if let Some(host) = &mut self.host {
-            host.with(|half| half.choices = from);
+        let Some(host) = &mut self.host else { return };
+        if let Some(following) = &mut self.following {
+            following.count_choices(from.clone(), host);
         }
+        host.with(|half| half.choices = from);
     }
 
-    /// The choices counted so far.
+    /// The choices counted so far: of the host's layers, and of divided ones if their experts follow the routers.
     pub fn choices(&mut self) -> Option<RouterProfile> {
-        self.host.as_mut()?.with(|half| half.choices.as_deref().cloned())
+        let host = self.host.as_mut()?;
+        let mut choices = host.with(|half| half.choices.as_deref().cloned())?;
+        if let Some(of_divided) = self.following.as_mut().and_then(|following| following.choices(host)) {
+            choices.add(of_divided);
+        }
+        Some(choices)
     }
 
     /// Whether experts of divided layers follow the routers.

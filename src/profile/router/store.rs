@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{ModelSpec, RouterProfile};
+use crate::model::{Experts, ModelSpec, RouterProfile};
 use crate::profile::identity::{ModelIdentity, digits};
 use crate::profile::store::ProfileStore;
 use crate::{Error, Result, atomic_file, small_file};
@@ -31,6 +31,9 @@ pub struct RouterRecord {
     pub text: RouterText,
     /// What they chose.
     pub router: RouterProfile,
+    /// Tokens of these that were not of the text, but of what ran.
+    #[serde(default)]
+    pub learned: u64,
 }
 
 /// The text that a router was recorded over.
@@ -58,6 +61,11 @@ impl RouterText {
         let name = "random tokens";
         RouterText { random: true, ..RouterText::of(name, name, limit) }
     }
+
+    /// None: nothing was recorded.
+    pub fn none() -> RouterText {
+        RouterText::of("no text", "", 0)
+    }
 }
 
 /// The first field, whatever else the file's version has.
@@ -69,7 +77,19 @@ struct Head {
 impl RouterRecord {
     /// What was counted over a text, of a model.
     pub fn new(model: ModelIdentity, text: RouterText, router: RouterProfile) -> RouterRecord {
-        RouterRecord { schema: SCHEMA, model, text, router }
+        RouterRecord { schema: SCHEMA, model, text, router, learned: 0 }
+    }
+
+    /// Before anything was counted, of a model with these experts: each chosen as often as any other.
+    pub fn unknown(model: ModelIdentity, of: &Experts) -> RouterRecord {
+        RouterRecord::new(model, RouterText::none(), RouterProfile::uniform(of))
+    }
+
+    /// Adds what the routers chose while the model ran.
+    pub fn learn(&mut self, chosen: &RouterProfile) {
+        let before = self.router.tokens;
+        self.router.add(chosen);
+        self.learned += self.router.tokens - before;
     }
 
     /// Reads a record's text; `file` is its name for messages.
@@ -139,6 +159,26 @@ impl ProfileStore {
         Ok(Some(record))
     }
 
+    /// Adds what the routers of a model chose while it ran to what is kept of them, recorded or learned before. Returns where it is.
+    ///
+    /// # Errors
+    /// As [`ProfileStore::load_router`] and [`ProfileStore::save_router`]; a model without experts; more tokens than can be counted.
+    pub fn learn_router(
+        &self,
+        model: &ModelIdentity,
+        spec: &ModelSpec,
+        chosen: &RouterProfile,
+    ) -> Result<PathBuf> {
+        let Some(experts) = &spec.experts else {
+            return Err(Error::usage(format!("{} has no experts, so no router chooses any", spec.name)));
+        };
+        let kept = self.load_router(model, spec)?;
+        let mut record = kept.unwrap_or_else(|| RouterRecord::unknown(model.clone(), experts));
+        record.learn(chosen);
+        record.router.check("what routers chose", spec)?;
+        self.save_router(&record)
+    }
+
     /// Keeps `record`, in the place of an older one; returns where.
     ///
     /// # Errors
@@ -186,6 +226,45 @@ mod tests {
         let other = synth::spec("tiny-granite-moe").unwrap();
         let said = RouterRecord::read(&path, &other).unwrap_err().to_string();
         assert!(said.contains("experts") && said.contains("the model has"), "{said}");
+    }
+
+    #[test]
+    fn what_is_learned_is_added_to_what_is_known() {
+        let home = tempfile::tempdir().unwrap();
+        let store = ProfileStore::at(home.path());
+        let (recorded, spec) = record("tiny-qwen3-moe");
+        let of = spec.experts.as_ref().unwrap();
+        let mut chosen = RouterProfile::empty(of);
+        // 50 tokens, of a layer alone: others are whole on a device.
+        chosen.layers[0].counts[..of.used].fill(50);
+        chosen.count_tokens();
+        let path = store.learn_router(&recorded.model, &spec, &chosen).unwrap();
+        let kept = store.load_router(&recorded.model, &spec).unwrap().unwrap();
+        assert_eq!((path, kept.learned), (store.router_path(&recorded.model), 50));
+        assert_eq!(kept.text, RouterText::none());
+        // Equal use before.
+        let before = of.used as u64;
+        assert_eq!(kept.router.layers[0].counts[0], before + 50);
+        assert_eq!(kept.router.layers[0].counts[of.used], before);
+        assert!(kept.router.layers[1].counts.iter().all(|&n| n == before));
+        assert_eq!(kept.router.by_use(0)[..of.used], (0..of.used as u32).collect::<Vec<_>>());
+        // More of the same; then over a text.
+        store.learn_router(&recorded.model, &spec, &chosen).unwrap();
+        let kept = store.load_router(&recorded.model, &spec).unwrap().unwrap();
+        assert_eq!((kept.learned, kept.router.layers[0].counts[0]), (100, before + 100));
+        store.save_router(&recorded).unwrap();
+        store.learn_router(&recorded.model, &spec, &chosen).unwrap();
+        let kept = store.load_router(&recorded.model, &spec).unwrap().unwrap();
+        assert_eq!((kept.learned, &kept.text), (50, &recorded.text));
+        // More than can be counted: what is kept stays.
+        chosen.layers[0].counts[..of.used].fill(1 << 41);
+        chosen.count_tokens();
+        let said = store.learn_router(&recorded.model, &spec, &chosen).unwrap_err().to_string();
+        assert!(said.contains("what routers chose: ") && said.contains("tokens were counted"), "{said}");
+        assert_eq!(store.load_router(&recorded.model, &spec).unwrap().unwrap(), kept);
+        let dense = synth::spec("tiny-llama").unwrap();
+        let said = store.learn_router(&recorded.model, &dense, &chosen).unwrap_err().to_string();
+        assert!(said.contains("tiny-llama has no experts"), "{said}");
     }
 
     #[test]
