@@ -44,7 +44,7 @@ mod tiles {
 
     /// Copies of a weight that overflow the caches, as each kernel set reads them.
     fn cold(w: &Tensor, isa: Isa, test: bool, with: impl Fn(Linear) -> Linear) -> Vec<Linear> {
-        let copies = if test { 1 } else { (192usize << 20).div_ceil(w.data.len()).clamp(1, 400) };
+        let copies = if test { 1 } else { profile::cold_bytes().div_ceil(w.data.len()).clamp(1, 4096) };
         let copy = || Tensor::new(w.dtype, w.shape.clone(), Bytes::copy_of(&w.data)).expect("same size");
         (0..copies).map(|_| with(make(&copy(), isa))).collect()
     }

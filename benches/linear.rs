@@ -200,11 +200,7 @@ fn main() {
     println!("linear: every answer agreed with the reference");
 }
 
-/// How many copies of so many bytes overflow the caches: more than the largest one that the system names, at least 160 MB and at most
-/// 1 GB in all.
+/// How many copies of so many bytes overflow the caches.
 fn cold_copies(bytes: usize) -> usize {
-    let sizes = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size").unwrap_or_default();
-    let kib: usize = sizes.trim().trim_end_matches('K').parse().unwrap_or(0);
-    let all = (kib << 10).saturating_add(kib << 6).clamp(160 << 20, 1 << 30);
-    all.div_ceil(bytes.max(1)).clamp(1, 4096)
+    profile::cold_bytes().div_ceil(bytes.max(1)).clamp(1, 4096)
 }

@@ -15,6 +15,7 @@
 //! | `state` | whether the cores are shared at the moment, and samples sorted by it |
 //! | `sample` | timing something several times |
 //! | `bandwidth`, `peak` | the probes of memory and arithmetic |
+//! | `cold` | how much data overflows the caches |
 //!
 //! | item | what |
 //! |---|---|
@@ -27,10 +28,11 @@
 //! | [`estimate()`], [`estimate_cpu`], [`similar_device`] | estimates for a machine without a profile |
 //! | [`measure_tuning`], [`TUNING_STEPS`], [`Tuned`], [`Finding`], [`TimedValue`], [`TuningStore`], [`install_kept_tuning`] | measures the kernels' tuning table |
 //! | [`Gauge`], [`CoreProbe`], [`CoreState`], [`SortedSamples`] | detects whether cores are shared with other processes |
-//! | [`Effort`], [`Samples`], [`ReadProbe`], [`read_bandwidth`], [`Peak`], [`peaks`] | timing, and the probes of memory and arithmetic |
+//! | [`Effort`], [`Samples`], [`ReadProbe`], [`read_bandwidth`], [`Peak`], [`peaks`], [`cold_bytes`] | timing, and the probes of memory and arithmetic |
 
 mod bandwidth;
 mod calibrate;
+mod cold;
 mod curve;
 mod estimate;
 mod execute;
@@ -47,6 +49,7 @@ mod tune;
 
 pub use bandwidth::{ReadProbe, read_bandwidth};
 pub use calibrate::Calibration;
+pub use cold::cold_bytes;
 pub use estimate::{EMULATED, estimate, estimate_cpu, similar_device};
 pub use identity::{DeviceIdentity, Identity, ModelIdentity};
 pub use limits::{

@@ -103,7 +103,8 @@ impl Tuning {
     /// cost up to 60% of one token's time, 10 to 40% of four's, 3 to 20% of eight's: one stream of memory is read fastest), Zen 5 (the
     /// same, but one token of quantised weights gains by prefetching, up to a quarter of the time, and rows of floats lose half by it; they gain by
     /// long chunks), Sapphire
-    /// Rapids (prefetching gains for any number of tokens, 12 to 24% of the time; chunks of 96 KiB 8%; AMX thresholds) and
+    /// Rapids (prefetching gains for any number of tokens, 12 to 24% of the time; chunks of 96 KiB 8%; AMX thresholds, once more with rows
+    /// that begin on cache lines) and
     /// Emerald Rapids (VNNI tiles of several groups: 22 to 40% of the time of one token, 22 to 30% of four, 10 to 20% of eight).
     /// Other CPUs of a vendor use the same entries; docs/performance.md has the figures.
     pub fn default_for(cpu: &CpuId) -> Tuning {
@@ -137,15 +138,20 @@ impl Tuning {
                 groups_of_2: if intel { 4 } else { 1 },
                 groups_of_4: if intel { 4 } else { 1 },
                 groups_of_8: if intel { 2 } else { 1 },
-                // From scripts/mca --shapes, where there are no measurements: q6_k takes two products per block.
                 int8_tiles_from: match dtype {
-                    DType::Q6_K => 1024,
-                    DType::Q5_0 | DType::Q5_1 | DType::Q5_K => 13,
-                    DType::Q4_0 => 10,
-                    _ => 12,
+                    // Two products per block, and offsets.
+                    DType::Q2_K => 1024,
+                    DType::Q6_K | DType::Q8_0 => 12,
+                    _ => 10,
                 },
-                tiles_from: if matches!(dtype, DType::Q5_K | DType::Q6_K) { 16 } else { 17 },
-                fine_tiles_from: 8,
+                // As steps of a whole model have it: products alone, which `tandem tune` measures, would have some types stay with
+                // int8 tiles up to 32 tokens.
+                tiles_from: match dtype {
+                    DType::Q5_0 => 28,
+                    DType::Q2_K => 16,
+                    _ => 17,
+                },
+                fine_tiles_from: if dtype == DType::Q8_0 { 12 } else { 8 },
                 half_up_to: 64,
                 // Decode of one sequence 1.15 to 1.2 x, sixteen 1.1 x in bf16 and 4.2 x in f16, for half a second of loading more
                 // for 2.5 GB.
@@ -234,9 +240,11 @@ mod tests {
         assert_eq!((zen5.linear(DType::F16).ahead_from, rapids.linear(DType::F16).ahead_from), (2, 1));
         let from = |d| rapids.linear(d).tiles_from;
         assert_eq!(
-            (from(DType::Q8_0), from(DType::Q4_0), from(DType::Q4_K), from(DType::Q6_K)),
-            (17, 17, 17, 16)
+            (from(DType::Q8_0), from(DType::Q4_0), from(DType::Q4_K), from(DType::Q5_0)),
+            (17, 17, 17, 28)
         );
+        let from = |d| rapids.linear(d).int8_tiles_from;
+        assert_eq!((from(DType::Q4_K), from(DType::Q6_K), from(DType::Q2_K)), (10, 12, 1024));
         for t in [zen4, zen5, rapids, Tuning::default_for(&cpu(Vendor::Other, 0, 0))] {
             t.check().unwrap();
         }

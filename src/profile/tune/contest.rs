@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use memmap2::MmapMut;
 
-use super::super::{Effort, Samples};
+use super::super::{Effort, Samples, cold_bytes};
 use crate::host::{AlignedBuffer, Pieces, Pool};
 use crate::simd::Isa;
 use crate::simd::linear::{Acts, GROUP, Linear, Mode, Out, Packed, linear, pack, pack_group};
@@ -39,7 +39,7 @@ impl WeightSubject {
     pub fn new(dtype: DType, isa: Isa, effort: Effort) -> WeightSubject {
         let (n, k, bytes) = match effort {
             Effort::Quick => (256, 512, 1),
-            Effort::Full => (4096, 2048, 192 << 20),
+            Effort::Full => (4096, 2048, cold_bytes()),
         };
         let weight = random(dtype, n, k);
         let (parts, copy): (_, &dyn Fn(Bytes) -> Linear) = match dtype.is_quantised() {

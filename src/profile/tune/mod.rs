@@ -432,11 +432,11 @@ mod tests {
             let several = |there: bool, each| if there { each } else { 0 };
             assert_eq!(count("chunk_bytes"), DType::ALL.len());
             assert_eq!(count("groups_of_4"), several(isa >= Isa::Avx512, quantised));
-            // Halving six, seven and four numbers of tokens.
+            // Halving six, eight and four numbers of tokens.
             for (entry, least, most) in [
                 ("int8_tiles_from", 2, 3),
-                ("tiles_from", 3, 3),
-                ("fine_tiles_from", 3, 3),
+                ("tiles_from", 3, 4),
+                ("fine_tiles_from", 3, 4),
                 ("half_up_to", 2, 3),
             ] {
                 let range =

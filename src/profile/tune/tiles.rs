@@ -14,7 +14,7 @@ const NEVER: usize = usize::MAX;
 const INT8_TILES_AT: [usize; 6] = [4, 6, 8, 10, 12, 16];
 
 /// Numbers of tokens at which bf16 tiles are compared with int8 products: from 17 on they take another block of rows.
-const TILES_AT: [usize; 7] = [8, 12, 16, 17, 24, 32, 48];
+const TILES_AT: [usize; 8] = [8, 12, 16, 17, 24, 28, 32, 48];
 
 /// Numbers of tokens at which f16 arithmetic is compared with f32.
 const HALF_AT: [usize; 4] = [32, 64, 128, 512];
