@@ -24,6 +24,14 @@ fn kept(home: &Path) -> PathBuf {
     of.remove(0)
 }
 
+/// The model as a folder of files, with a tokenizer.
+fn in_files(home: &Path) -> PathBuf {
+    let folder = home.join("moe");
+    export_hf_folder(&load(MODEL).unwrap(), &folder, DType::BF16, 1).unwrap();
+    std::fs::write(folder.join("tokenizer.json"), TOKENIZER).unwrap();
+    folder
+}
+
 #[test]
 fn a_router_is_recorded_once_and_shown() {
     let home = tempfile::tempdir().unwrap();
@@ -176,9 +184,7 @@ fn plans_read_what_was_recorded() {
 fn what_routers_choose_while_a_model_runs_is_kept() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
-    let folder = home.join("moe");
-    export_hf_folder(&load(MODEL).unwrap(), &folder, DType::BF16, 1).unwrap();
-    std::fs::write(folder.join("tokenizer.json"), TOKENIZER).unwrap();
+    let folder = in_files(home);
     let prompts = home.join("prompts.jsonl");
     std::fs::write(&prompts, "{\"prompt\":\"hello\"}\n{\"prompt\":\"hole?\"}\n").unwrap();
     let generate = |model: &str, more: &str| {
@@ -245,9 +251,7 @@ fn what_routers_choose_while_a_model_runs_is_kept() {
 fn a_text_is_read_in_the_models_own_tokens() {
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
-    let folder = home.join("moe");
-    export_hf_folder(&load(MODEL).unwrap(), &folder, DType::BF16, 1).unwrap();
-    std::fs::write(folder.join("tokenizer.json"), TOKENIZER).unwrap();
+    let folder = in_files(home);
     let text = home.join("text.txt");
     std::fs::write(&text, "hello?".repeat(40)).unwrap();
     let of = |more: &str| {

@@ -125,7 +125,7 @@ fn distinct(router: &RouterProfile) -> Vec<Distinct> {
 /// What was counted over which text, in a line.
 pub fn source(record: &RouterRecord) -> String {
     let (all, learned, name) = (record.router.tokens, record.learned, one_line(&record.text.name));
-    let tokens = all.saturating_sub(learned);
+    let tokens = all - learned;
     let mut of = match &record.text {
         text if *text == RouterText::none() => format!("{learned} tokens that ran"),
         text if text.random => format!("{tokens} {name}"),

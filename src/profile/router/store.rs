@@ -31,7 +31,7 @@ pub struct RouterRecord {
     pub text: RouterText,
     /// What they chose.
     pub router: RouterProfile,
-    /// Tokens of these that were not of the text, but of what ran.
+    /// Tokens of `router` that were not of the text, but of what ran.
     #[serde(default)]
     pub learned: u64,
 }
@@ -110,6 +110,13 @@ impl RouterRecord {
         }
         let record: RouterRecord = serde_json::from_str(text).map_err(broken)?;
         record.router.check(file, spec)?;
+        let (learned, all) = (record.learned, record.router.tokens);
+        if learned > all {
+            return Err(Error::format(
+                file,
+                format!("{learned} tokens were learned, of {all} that were counted"),
+            ));
+        }
         Ok(record)
     }
 
@@ -283,6 +290,7 @@ mod tests {
             ("\"tokens\":8", "\"tokens\":7", "r.json: layer 0: 24 choices were counted, of 7 tokens"),
             ("\"used\":3", "\"used\":2", "2 experts of a token were counted, the model has 3"),
             ("\"counts\"", "\"count\"", "unknown field"),
+            ("\"learned\":0", "\"learned\":9", "r.json: 9 tokens were learned, of 8 that were counted"),
         ] {
             assert!(text.contains(from), "{from} in {text}");
             let said = parse(&text.replacen(from, to, 1)).unwrap_err().to_string();
