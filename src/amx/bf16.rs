@@ -13,7 +13,7 @@
 //! C          by non-temporal stores where C is larger than L2
 //! bound      4 KiB of tile loads a step from L2 (measured on a Sapphire Rapids: 1.41-1.45 of 2.3 TFLOP/s a thread)
 //! measured   on a Sapphire Rapids, as a C program of this blocking: 512 x 8192 x 2048 0.925 TFLOP/s a thread where the
-//!            previous design reached 0.513 and MKL 0.55-0.57 (decision 0023). This code has not been measured
+//!            previous design reached 0.513 and MKL 0.55-0.57 (decision 0023); in whole models docs/performance.md
 //! error      f32 accumulation: even and odd k of each step of 32 are summed separately, then joined, then added.
 //!            Chunks store and reload exact f32, and all kernels add K steps in order, so a row's bits
 //!            depend neither on M nor on which kernel ran

@@ -46,6 +46,10 @@ pub fn peaks(pool: &Pool) -> Vec<Peak> {
         }
         if caps.avx512 && caps.avx512_vnni {
             run("int8 dot", CHAINS * 128, x86::vnni);
+        } else if caps.avx_vnni {
+            run("int8 dot", CHAINS * 64, x86::vnni256);
+        } else if caps.avx2 {
+            run("int8 dot", CHAINS * 64, x86::pairs);
         }
     }
     let _ = (caps, pool);
@@ -115,5 +119,22 @@ mod x86 {
         |i: usize| _mm512_set1_epi32(i as i32),
         |a, x| _mm512_dpbusd_epi32(a, x, x),
         |a| _mm512_reduce_add_epi32(a) as f32
+    );
+    probe!(
+        vnni256,
+        "avx2,avxvnni",
+        _mm256_setzero_si256(),
+        |i: usize| _mm256_set1_epi32(i as i32),
+        |a, x| _mm256_dpbusd_avx_epi32(a, x, x),
+        |a| _mm256_cvtsi256_si32(a) as f32
+    );
+    // Products of pairs and their sums, which kernels widen to 32 bits once for many.
+    probe!(
+        pairs,
+        "avx2",
+        _mm256_setzero_si256(),
+        |i: usize| _mm256_set1_epi32(i as i32),
+        |a, x| _mm256_add_epi16(a, _mm256_maddubs_epi16(a, x)),
+        |a| _mm256_cvtsi256_si32(a) as f32
     );
 }

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 pub enum Isa {
     /// Safe scalar Rust: the oracle, and the last resort.
     Reference,
-    /// AVX2 + FMA + F16C.
+    /// AVX2 + FMA + F16C; VNNI where the CPU has it.
     Avx2,
     /// AVX-512 F/BW/DQ/VL + VNNI; BF16 where the CPU has it.
     Avx512,
@@ -90,6 +90,8 @@ impl fmt::Display for Isa {
 pub struct Caps {
     /// AVX2, FMA and F16C.
     pub avx2: bool,
+    /// AVX-VNNI (vpdpbusd of 256 bits without AVX-512).
+    pub avx_vnni: bool,
     /// AVX-512 F, BW, DQ and VL.
     pub avx512: bool,
     /// AVX-512 VNNI (vpdpbusd).
@@ -122,6 +124,7 @@ impl Caps {
         use std::is_x86_feature_detected as has;
         Caps {
             avx2: has!("avx2") && has!("fma") && has!("f16c"),
+            avx_vnni: has!("avxvnni"),
             avx512: has!("avx2")
                 && has!("fma")
                 && has!("f16c")
@@ -140,6 +143,7 @@ impl Caps {
     fn detect() -> Caps {
         Caps {
             avx2: false,
+            avx_vnni: false,
             avx512: false,
             avx512_vnni: false,
             avx512_bf16: false,
@@ -178,6 +182,12 @@ impl CpuId {
         ID.get_or_init(CpuId::detect)
     }
 
+    /// Whether it is a Zen 3: family 19h has Zen 4, too.
+    pub fn is_zen3(&self) -> bool {
+        let zen4 = matches!(self.model, 0x10..=0x1f | 0x60..=0x7f | 0xa0..=0xaf);
+        self.vendor == Vendor::Amd && self.family == 0x19 && !zen4
+    }
+
     #[cfg(target_arch = "x86_64")]
     fn detect() -> CpuId {
         use std::arch::x86_64::__cpuid;
@@ -213,7 +223,8 @@ impl fmt::Display for CpuId {
             (Vendor::Intel, 6, 207) => "Emerald Rapids",
             (Vendor::Intel, 6, 173 | 174) => "Granite Rapids",
             (Vendor::Intel, ..) => "Intel",
-            (Vendor::Amd, 0x19, 0x10..=0x1f | 0x60..=0x7f | 0xa0..=0xaf) => "Zen 4",
+            (Vendor::Amd, 0x19, _) if self.is_zen3() => "Zen 3",
+            (Vendor::Amd, 0x19, _) => "Zen 4",
             (Vendor::Amd, 0x1a, _) => "Zen 5",
             (Vendor::Amd, ..) => "AMD",
             (Vendor::Other, ..) => "another CPU",
@@ -232,5 +243,7 @@ mod tests {
         assert_eq!(of(Vendor::Intel, 0x0008_06f8), "Sapphire Rapids, family 6 model 143");
         assert_eq!(of(Vendor::Intel, 0x000c_06f2), "Emerald Rapids, family 6 model 207");
         assert_eq!(of(Vendor::Amd, 0x00a1_0f11), "Zen 4, family 25 model 17");
+        assert_eq!(of(Vendor::Amd, 0x00a0_0f11), "Zen 3, family 25 model 1");
+        assert_eq!(of(Vendor::Amd, 0x00a2_0f10), "Zen 3, family 25 model 33");
     }
 }

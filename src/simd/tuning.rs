@@ -3,7 +3,7 @@
 //! | entry | what it decides | may change results |
 //! |---|---|---|
 //! | `chunk_bytes` | weight bytes per chunk when few tokens make the work memory-bound | no |
-//! | `ahead_from`, `ahead_bytes` | from how many tokens on VNNI requests packed weights ahead, and how far | no |
+//! | `ahead_from`, `ahead_bytes` | from how many tokens on packed weights are requested ahead, and how far | no |
 //! | `groups_of_1`, `_2`, `_4`, `_8` | groups of 16 rows that a VNNI tile of 1, 2 to 3, 4, 5 to 8 tokens holds | no |
 //! | `int8_tiles_from` | tokens from which the AMX tier multiplies packed weights by int8 tiles rather than VNNI | no |
 //! | `tiles_from` | tokens from which the AMX tier multiplies packed weights by bf16 tiles | yes: ignored in deterministic mode |
@@ -31,10 +31,10 @@ pub struct LinearTuning {
     /// Weight bytes per chunk when few tokens make the work memory-bound: some microseconds of reading, so that the
     /// cost of claiming chunks and of a straggler at the end is negligible.
     pub chunk_bytes: usize,
-    /// Fewest tokens, 1 to 3, of a tile that requests weights ahead of reading them: VNNI packed ones, and dot products of
+    /// Fewest tokens, 1 to 3, of a tile that requests weights ahead of reading them: packed ones, and dot products of
     /// float rows those of the next tile (3: never, and tiles of 4 rows instead of 8).
     pub ahead_from: usize,
-    /// How far ahead VNNI requests, in bytes.
+    /// How far ahead of reading packed weights they are requested, in bytes.
     pub ahead_bytes: usize,
     /// Groups of 16 rows in a VNNI tile of one token: 1 or 4, which read four streams of memory at once.
     pub groups_of_1: usize,
@@ -102,7 +102,7 @@ impl Tuning {
     /// Measured: Zen 4 (one or two tokens do not gain by prefetching: 7 to 25% slower, 10 to 40% faster from three on; several groups
     /// cost up to 60% of one token's time, 10 to 40% of four's, 3 to 20% of eight's: one stream of memory is read fastest), Zen 5 (the
     /// same, but one token of quantised weights gains by prefetching, up to a quarter of the time, and rows of floats lose half by it; they gain by
-    /// long chunks), Sapphire
+    /// long chunks), Zen 3 (AVX2: one token gains a quarter by prefetching 1 or 2 KiB ahead, less by 4), Sapphire
     /// Rapids (prefetching gains for any number of tokens, 12 to 24% of the time; chunks of 96 KiB 8%; AMX thresholds, once more with rows
     /// that begin on cache lines) and
     /// Emerald Rapids (VNNI tiles of several groups: 22 to 40% of the time of one token, 22 to 30% of four, 10 to 20% of eight).
@@ -110,6 +110,7 @@ impl Tuning {
     pub fn default_for(cpu: &CpuId) -> Tuning {
         let intel = cpu.vendor == Vendor::Intel;
         let zen5 = cpu.vendor == Vendor::Amd && cpu.family == 0x1a;
+        let zen3 = cpu.is_zen3();
         let entry = |dtype: DType| {
             let five_bits = matches!(dtype, DType::Q5_0 | DType::Q5_1 | DType::Q5_K | DType::Q6_K);
             let floats = !dtype.is_quantised();
@@ -129,11 +130,11 @@ impl Tuning {
                         }
                     }
                     (true, _) => 1,
-                    (false, _) if intel || zen5 => 1,
+                    (false, _) if intel || zen3 || zen5 => 1,
                     (false, true) => 2,
                     (false, false) => 3,
                 },
-                ahead_bytes: 4096,
+                ahead_bytes: if zen3 { 2048 } else { 4096 },
                 groups_of_1: if intel { 4 } else { 1 },
                 groups_of_2: if intel { 4 } else { 1 },
                 groups_of_4: if intel { 4 } else { 1 },

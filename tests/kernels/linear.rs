@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 use tandem::host::Pool;
-use tandem::simd::Isa;
 use tandem::simd::linear::{Acts, Linear, LinearKernel, Mode, Out, Packed, kernels, linear, named, pack};
 use tandem::simd::tuning::{LinearTuning, Tuning};
+use tandem::simd::{Caps, Isa};
 use tandem::tensor::{Bytes, DType, Tensor, set_scales};
 
 /// A small generator, so that a case is a seed.
@@ -456,7 +456,8 @@ fn every_weight_has_a_kernel_and_thresholds_choose_it() {
                         [few, few, "tiledot_avx512", "tiledot_avx512"]
                     );
                 } else if isa == Isa::Avx2 && dtype.is_quantised() {
-                    assert_eq!([of(1), of(500)], ["avx2_int8"; 2]);
+                    let name = if Caps::get().avx_vnni { "avx_vnni" } else { "avx2_int8" };
+                    assert_eq!([of(1), of(500)], [name; 2]);
                 }
             }
         }

@@ -9,16 +9,16 @@
 //! instructions ignore MXCSR there. The emulation is exact in integers: a half is a multiple of 2^-24, a product a
 //! multiple of 2^-48.
 //!
-//! The registers are in the signal frame, in the standard format of XSAVE. CPUID gives the offsets of its parts; since
-//! a virtual machine may take long to execute CPUID, it is queried once, before the handler is installed.
-//!
-//! refs: Intel SDM vol. 1 ch. 13 (XSAVE), vol. 2 ch. 2.7 (EVEX) and the instructions' pages
+//! refs: Intel SDM vol. 2 ch. 2.7 (EVEX) and the instructions' pages
 
-use std::arch::x86_64::__cpuid_count;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use super::registers::Registers;
 
 /// 32 halves.
 type Zmm = [u16; 32];
+
+fn halves(bytes: [u8; 64]) -> Zmm {
+    std::array::from_fn(|w| u16::from_le_bytes([bytes[2 * w], bytes[2 * w + 1]]))
+}
 
 /// An instruction of this file: its registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,115 +112,23 @@ pub fn from_word(w: u16) -> u16 {
     round(i128::from(w) << 24, 24, false)
 }
 
-/// Offsets of the upper halves of zmm0-15, and of zmm16-31, in the format of XSAVE; 0: unknown.
-static UPPER: AtomicUsize = AtomicUsize::new(0);
-static HIGH: AtomicUsize = AtomicUsize::new(0);
-
-/// Determines where registers lie. Call it before the handler is installed.
-pub fn prepare() {
-    if is_x86_feature_detected!("avx512f") {
-        UPPER.store(__cpuid_count(0xd, 6).ebx as usize, Ordering::Relaxed);
-        HIGH.store(__cpuid_count(0xd, 7).ebx as usize, Ordering::Relaxed);
-    }
-}
-
-/// The vector registers of an interrupted thread: (bit of XSTATE_BV, offset, bytes a register) of their parts.
-struct Registers {
-    area: *mut u8,
-    parts: [(u32, usize, usize); 4],
-}
-
-impl Registers {
-    /// The registers in a signal frame; `None` if it has no AVX-512 state.
-    ///
-    /// # Safety
-    /// `area` is the `fpregs` of a signal context that the kernel passed, and nothing else refers to it.
-    unsafe fn of(area: *mut u8) -> Option<Registers> {
-        let (upper, high) = (UPPER.load(Ordering::Relaxed), HIGH.load(Ordering::Relaxed));
-        // SAFETY: a frame has 512 bytes in the format of FXSAVE; those from 464 on are the kernel's own: a magic number,
-        // a size, the features that follow.
-        let (magic, features) = unsafe {
-            (area.add(464).cast::<u32>().read_unaligned(), area.add(472).cast::<u64>().read_unaligned())
-        };
-        let known = magic == 0x4650_5853 && features >> 5 & 7 == 7 && upper != 0 && high != 0;
-        // xmm0-15 from byte 160, upper halves of ymm0-15 from 576: these are fixed.
-        known
-            .then_some(Registers { area, parts: [(1, 160, 16), (2, 576, 16), (6, upper, 32), (7, high, 64)] })
-    }
-
-    /// The parts of register `r`, as indices, and its number within them.
-    fn of_register(r: u8) -> (&'static [usize], usize) {
-        if r < 16 { (&[0, 1, 2], r as usize) } else { (&[3], r as usize - 16) }
-    }
-
-    /// XSTATE_BV: parts whose bit is clear are all zeros, whatever their bytes hold.
-    fn present(&self) -> *mut u64 {
-        self.area.wrapping_add(512).cast()
-    }
-
-    /// # Safety
-    /// `r < 32`; the frame still exists.
-    unsafe fn read(&self, r: u8) -> Zmm {
-        let (mut out, mut at) = ([0u8; 64], 0);
-        let (parts, i) = Registers::of_register(r);
-        for &part in parts {
-            let (bit, offset, bytes) = self.parts[part];
-            // SAFETY: the frame has this part, as `of` checked, with 16 registers.
-            unsafe {
-                if self.present().read_unaligned() >> bit & 1 == 1 {
-                    let from = self.area.add(offset + i * bytes);
-                    from.copy_to_nonoverlapping(out.as_mut_ptr().add(at), bytes);
-                }
-            }
-            at += bytes;
-        }
-        std::array::from_fn(|w| u16::from_le_bytes([out[2 * w], out[2 * w + 1]]))
-    }
-
-    /// # Safety
-    /// As [`Registers::read`].
-    unsafe fn write(&self, r: u8, value: &Zmm) {
-        let (mut bytes_of, mut at) = ([0u8; 64], 0);
-        for (to, word) in bytes_of.chunks_exact_mut(2).zip(value) {
-            to.copy_from_slice(&word.to_le_bytes());
-        }
-        let (parts, i) = Registers::of_register(r);
-        for &part in parts {
-            let (bit, offset, bytes) = self.parts[part];
-            // SAFETY: as in `read`.
-            unsafe {
-                let present = self.present().read_unaligned();
-                if present >> bit & 1 == 0 {
-                    self.area.add(offset).write_bytes(0, 16 * bytes);
-                    self.present().write_unaligned(present | 1 << bit);
-                }
-                let to = self.area.add(offset + i * bytes);
-                to.copy_from_nonoverlapping(bytes_of.as_ptr().add(at), bytes);
-            }
-            at += bytes;
-        }
-    }
-}
-
 /// Executes `op` on the registers of a signal frame. Returns whether it could.
 ///
 /// # Safety
 /// `fpregs` belongs to the signal context of the interrupted thread.
 pub unsafe fn execute(op: Op, fpregs: *mut u8) -> bool {
-    if fpregs.is_null() {
-        return false;
-    }
     // SAFETY: the caller's promise; register numbers are of five bits.
     unsafe {
-        let Some(registers) = Registers::of(fpregs) else { return false };
+        let Some(registers) = Registers::zmm(fpregs) else { return false };
+        let read = |r| halves(registers.read(r));
         let (to, value): (u8, Zmm) = match op {
             Op::Fma(to, b, c) => {
-                let (a, b, c) = (registers.read(to), registers.read(b), registers.read(c));
+                let (a, b, c) = (read(to), read(b), read(c));
                 (to, std::array::from_fn(|i| fma(a[i], b[i], c[i])))
             }
-            Op::FromWords(to, from) => (to, registers.read(from).map(from_word)),
+            Op::FromWords(to, from) => (to, read(from).map(from_word)),
         };
-        registers.write(to, &value);
+        registers.write(to, std::array::from_fn(|i| value[i / 2].to_le_bytes()[i % 2]));
     }
     true
 }

@@ -7,7 +7,7 @@
 //! hardware would refuse (#UD, #GP) ends the process with a message that names it, as a test should.
 //!
 //! The two AVX512-FP16 instructions that the tier uses are emulated in the same way (`fp16`), since the tier uses them
-//! on CPUs with tiles.
+//! on CPUs with tiles; and the one of AVX-VNNI that the AVX2 tier uses (`vnni`).
 //!
 //! Opt-in only, by [`install`] or `TANDEM_AMX=emulate`: a trap costs 5-10 us (two shared cores of a virtual
 //! Zen 4) and a product 1-3 us more, a thousand times what hardware needs. Tile instructions that follow
@@ -18,7 +18,9 @@
 
 mod decode;
 mod fp16;
+mod registers;
 mod tiles;
+mod vnni;
 
 use std::cell::UnsafeCell;
 use std::fmt::Write as _;
@@ -55,7 +57,7 @@ pub fn install() -> Result<(), &'static str> {
             return Ok(());
         }
         tiles::choose_level();
-        fp16::prepare();
+        registers::prepare();
         // SAFETY: plain data for which all-zero is a valid value (default action, empty mask).
         let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
         // SAFETY: reads the present action into `old`.
@@ -112,13 +114,8 @@ unsafe extern "C" fn on_sigill(sig: libc::c_int, info: *mut libc::siginfo_t, con
         // branch, so the bytes after one are an instruction, and readable.
         let Some(insn) = (unsafe { decode(rip as usize as *const u8) }) else {
             // SAFETY: as above; the registers are those of the interrupted thread.
-            let done = unsafe {
-                fp16::decode(rip as usize as *const u8).is_some_and(|op| fp16::execute(op, fpregs))
-            };
-            if !done {
-                break;
-            }
-            gregs[libc::REG_RIP as usize] = rip + fp16::LEN as libc::greg_t;
+            let Some(len) = (unsafe { vectors(rip as usize as *const u8, fpregs) }) else { break };
+            gregs[libc::REG_RIP as usize] = rip + len as libc::greg_t;
             continue;
         };
         let done = TILES.with(|tiles| {
@@ -138,6 +135,20 @@ unsafe extern "C" fn on_sigill(sig: libc::c_int, info: *mut libc::siginfo_t, con
     if gregs[libc::REG_RIP as usize] == trapped {
         // Not a tile instruction. SAFETY: the arguments come from the kernel.
         unsafe { chain(sig, info, context) }
+    }
+}
+
+/// Executes the instruction at `code` if it is one of those on vectors; its length.
+///
+/// # Safety
+/// `code` points to an instruction whose bytes are all readable; `fpregs` is that of its thread's signal context.
+unsafe fn vectors(code: *const u8, fpregs: *mut u8) -> Option<usize> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Some(op) = fp16::decode(code) {
+            return fp16::execute(op, fpregs).then_some(fp16::LEN);
+        }
+        vnni::execute(vnni::decode(code)?, fpregs).then_some(vnni::LEN)
     }
 }
 

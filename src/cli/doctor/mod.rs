@@ -75,6 +75,7 @@ struct Tier {
 #[derive(Serialize)]
 struct Features {
     avx2: bool,
+    avx_vnni: bool,
     avx512: bool,
     avx512_vnni: bool,
     avx512_bf16: bool,
@@ -142,6 +143,7 @@ fn isa() -> IsaReport {
         tiers: Isa::ALL.iter().map(tier).collect(),
         features: Features {
             avx2: caps.avx2,
+            avx_vnni: caps.avx_vnni,
             avx512: caps.avx512,
             avx512_vnni: caps.avx512_vnni,
             avx512_bf16: caps.avx512_bf16,
@@ -188,6 +190,7 @@ fn text(report: &Report) -> String {
     let f = &report.isa.features;
     let flags = [
         ("avx2+fma+f16c", f.avx2),
+        ("avx-vnni", f.avx_vnni),
         ("avx512", f.avx512),
         ("vnni", f.avx512_vnni),
         ("bf16", f.avx512_bf16),

@@ -6,7 +6,7 @@
 //!
 //! | weights | held as | few tokens | many tokens |
 //! |---|---|---|---|
-//! | quantised | packed: 16 rows interleaved | int8 dot products (`quant::{vnni, avx2_int8}`); AMX: `amx::int8_tiles` | the same; AMX: `amx::quantised` |
+//! | quantised | packed: 16 rows interleaved | int8 dot products (`quant::{vnni, avx2_int8}`); AMX: `amx::int8_tiles` | the same (AVX2: `quant::avx2_unpacked`); AMX: `amx::quantised` |
 //! | f32 f16 bf16 | rows | `float::{rowdot, rowdot_bf16}`; AMX, up to 16: `amx::rows_tiles` | `float::tiledot`; AMX, 16 bits: `amx::rows` |
 //! | f16 bf16, AMX, by the tuning table | packed: bf16 tiles | `float::paneldot` | `amx::stored` |
 //! | any, reference tier | rows | [`crate::reference::linear`] | the same |

@@ -35,7 +35,8 @@ unsafe fn reference(w: &Work<'_>) {
 static ALL: &[&LinearKernel] = &[&REFERENCE];
 
 #[cfg(target_arch = "x86_64")]
-static AVX2: &[&LinearKernel] = &[&quant::avx2_int8::KERNEL, &float::rowdot::AVX2, &float::tiledot::AVX2];
+static AVX2: &[&LinearKernel] =
+    &[&quant::avx2_int8::VNNI, &quant::avx2_int8::KERNEL, &float::rowdot::AVX2, &float::tiledot::AVX2];
 
 #[cfg(target_arch = "x86_64")]
 static AVX512: &[&LinearKernel] = &[

@@ -3,21 +3,25 @@
 //!   vpmaddubsw multiplies unsigned codes with signed activations and adds pairs in 16 bits; these sums are also added
 //!   in 16 bits as far as they cannot overflow, then widened ([`lines_per_sum`]). q8_0 codes are signed again first,
 //!   and the sign moves to the activation (vpsignb), so that 128·127·2 still fits.
+//!   With AVX-VNNI (`VNNI`: desktop CPUs from Alder Lake on, Zen 5) vpdpbusd does all that in 32 bits; codes stay unsigned, and
+//!   sums of those that stand for signed bytes begin at minus their zero. Integers are exact, so the bits are the same.
 //!
-//! tile       16 rows x 1 or 2 tokens, 8 rows x 3 or 4; one block of 32 at a time
-//! bound      M = 1: memory. M >= 4, four bits: per block of 8 rows and token 8 products, 8 sums, 1 widening, 4 float
-//!            operations and 10 loads, and a quarter of unpacking the codes: 340 to 360 GOP/s on two Zen 4 cores
+//! tile       16 rows x 1 or 2 tokens, 8 rows x 3 or 4; one block of 32 at a time. From 8 tokens on: `avx2_unpacked`
+//! bound      M = 1: memory, with lines asked for ahead. M = 4, four bits: per block of 8 rows and token 8 products, 8 sums, 1
+//!            widening, 4 float operations and 10 loads, and a quarter of unpacking the codes: 340 to 360 GOP/s on two Zen 4
+//!            cores, 240 to 300 on two of a Zen 3
 //! order      k ascending, fused multiply-adds as in `vnni`: the same bits for every M
 
 use std::arch::x86_64::*;
 
 use super::super::kernel::{ActsForm, GROUP, LinearKernel, Work};
 use super::super::packed::{RecordLayout, nibble_scales};
-use super::X;
+use super::{X, avx2_unpacked};
+use crate::simd::Caps;
 use crate::tensor::formats::{BlockFormat, Scales, with_format};
 
 #[inline(always)]
-unsafe fn line(p: *const u8) -> __m256i {
+pub(super) unsafe fn line(p: *const u8) -> __m256i {
     // SAFETY: the caller's record holds 32 bytes here.
     unsafe { _mm256_loadu_si256(p.cast()) }
 }
@@ -126,11 +130,11 @@ unsafe fn low_pair(p: *const u8, q: usize, h: usize) -> __m256i {
 }
 
 /// Scale and offset of one half of a block, a row per lane (equal for both halves where they share a scale).
-type Scale = (__m256, __m256);
+pub(super) type Scale = (__m256, __m256);
 
 /// Scales of block `b` of the record at `w` for rows `8h..8h+8`.
 #[inline(always)]
-unsafe fn scales<F: BlockFormat>(w: *const u8, b: usize, h: usize) -> [Scale; 2] {
+pub(super) unsafe fn scales<F: BlockFormat>(w: *const u8, b: usize, h: usize) -> [Scale; 2] {
     // SAFETY: `w` points to a record of this format; b is a block of it; offsets are those of `packed`.
     unsafe {
         let d = match F::SCALES {
@@ -161,24 +165,57 @@ unsafe fn scales<F: BlockFormat>(w: *const u8, b: usize, h: usize) -> [Scale; 2]
                 [_mm256_mul_ps(d, signed8(at)), _mm256_mul_ps(d, signed8(at.add((each - 1) * 16)))]
             }
         };
-        let offset = _mm256_set1_ps(if signed::<F>() { 0.0 } else { -f32::from(F::ZERO) });
+        let zero = F::ZERO - floor::<F>();
+        let offset = _mm256_set1_ps(if signed::<F>() { 0.0 } else { -f32::from(zero) });
         [(d[0], _mm256_mul_ps(d[0], offset)), (d[1], _mm256_mul_ps(d[1], offset))]
     }
 }
 
-/// Whether codes are multiplied as signed bytes, without an offset.
-const fn signed<F: BlockFormat>() -> bool {
-    F::BITS == 8 || F::TABLE.is_some()
+/// The least and the largest value of a table.
+const fn ends(table: &[u8; 16]) -> (u8, u8) {
+    let (mut least, mut most, mut i) = (255, 0, 0);
+    while i < 16 {
+        least = if table[i] < least { table[i] } else { least };
+        most = if table[i] > most { table[i] } else { most };
+        i += 1;
+    }
+    (least, most)
+}
+
+/// What is subtracted from the values of codes before they are multiplied.
+const fn floor<F: BlockFormat>() -> u8 {
+    match F::TABLE {
+        Some(table) if ends(table).1 - ends(table).0 < 64 => ends(table).0,
+        _ => 0,
+    }
+}
+
+/// The largest factor that stands for a code.
+pub(super) const fn largest<F: BlockFormat>() -> u8 {
+    match F::TABLE {
+        Some(table) => ends(table).1 - floor::<F>(),
+        None => (1u32 << F::BITS).wrapping_sub(1) as u8,
+    }
+}
+
+/// Whether codes are multiplied as signed bytes, without an offset: where they take eight bits.
+pub(super) const fn signed<F: BlockFormat>() -> bool {
+    largest::<F>() > 63
 }
 
 /// Quads j and j + 4 of rows `8h..8h+8` of the block whose high bits are at `high` and codes at `at`: unsigned, or
-/// signed where [`signed`].
+/// without `VNNI` signed where [`signed`].
 #[inline(always)]
-unsafe fn quads<F: BlockFormat>(high: *const u8, at: *const u8, j: usize, h: usize) -> [__m256i; 2] {
+pub(super) unsafe fn quads<F: BlockFormat, const VNNI: bool>(
+    high: *const u8,
+    at: *const u8,
+    j: usize,
+    h: usize,
+) -> [__m256i; 2] {
     // SAFETY: the caller's block; j < 4, h < 2.
     unsafe {
+        let flip = _mm256_set1_epi8(if signed::<F>() && !VNNI { -128 } else { 0 });
         if F::BITS == 8 {
-            let flip = _mm256_set1_epi8(-128);
             let (lo, hi) = (line(at.add(j * 64 + h * 32)), line(at.add((j + 4) * 64 + h * 32)));
             return [_mm256_xor_si256(lo, flip), _mm256_xor_si256(hi, flip)];
         }
@@ -193,7 +230,8 @@ unsafe fn quads<F: BlockFormat>(high: *const u8, at: *const u8, j: usize, h: usi
         let [lo, hi] = nibble_pair(at, j, h);
         if let Some(table) = F::TABLE {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
-            let table = _mm256_xor_si256(table, _mm256_set1_epi8(-128));
+            let table = _mm256_sub_epi8(table, _mm256_set1_epi8(floor::<F>() as i8));
+            let table = _mm256_xor_si256(table, flip);
             return [_mm256_shuffle_epi8(table, lo), _mm256_shuffle_epi8(table, hi)];
         }
         let [first, second] = match F::BITS {
@@ -206,32 +244,50 @@ unsafe fn quads<F: BlockFormat>(high: *const u8, at: *const u8, j: usize, h: usi
 }
 
 /// Lines of codes whose 16-bit sums cannot overflow together: the products of a pair are at most 2 · 128 · the largest
-/// code (3, 7, 15, 31, 63), and a line is two of them (for 2, 3 and 6 bits one in each half's sum). Signed bytes fill 16 bits alone.
+/// code (3, 7, 15, 24, 31, 63), and a line is two of them (for 2, 3 and 6 bits one in each half's sum). Signed bytes fill 16 bits alone.
 const fn lines_per_sum<F: BlockFormat>() -> usize {
-    match F::BITS {
-        2..=4 => 4,
-        5 | 6 => 2,
+    match largest::<F>() {
+        ..=15 => 4,
+        16..=63 => 2,
         _ => 1,
     }
 }
 
 /// Destination of a token's results: the first `rows` rows of the group.
 #[derive(Clone, Copy)]
-struct Dest {
+pub(super) struct Dest {
     out: *mut f32,
     ldo: usize,
     rows: usize,
 }
 
-/// MT tokens from `t0` times rows `8·h0..8·(h0 + H)` of one group.
+impl Dest {
+    /// Writes the results of token `t` for rows `8h..8h+8`.
+    ///
+    /// # Safety
+    /// The token's outputs exist.
+    #[inline(always)]
+    pub(super) unsafe fn put(self, t: usize, h: usize, results: __m256) {
+        let (first, mut lanes) = (8 * h, [0f32; 8]);
+        // SAFETY: the caller's promise; no more lanes than rows.
+        unsafe {
+            _mm256_storeu_ps(lanes.as_mut_ptr(), results);
+            let out = self.out.wrapping_add(t * self.ldo + first);
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), out, self.rows.saturating_sub(first).min(8));
+        }
+    }
+}
+
+/// MT tokens from `t0` times rows `8·h0..8·(h0 + H)` of one group. Lines `ahead` bytes further on are prefetched, unless it is 0.
 #[inline(always)]
-unsafe fn tile<F: BlockFormat, const MT: usize, const H: usize>(
+unsafe fn tile<F: BlockFormat, const VNNI: bool, const MT: usize, const H: usize>(
     w: *const u8,
     h0: usize,
     k: usize,
     x: X,
     t0: usize,
     dest: Dest,
+    ahead: usize,
 ) {
     let layout = const { RecordLayout::new::<F>() };
     let (records, blocks) = (k.div_ceil(layout.record_k), layout.record_k / 32);
@@ -242,8 +298,21 @@ unsafe fn tile<F: BlockFormat, const MT: usize, const H: usize>(
         for r in 0..records {
             let w = w.add(r * layout.record_bytes);
             for b in 0..blocks {
+                if ahead > 0 {
+                    // Each block prefetches its share of the record's lines, since all at once would fill the miss buffers.
+                    let lines = layout.record_bytes.div_ceil(64 * blocks);
+                    for l in b * lines..(b + 1) * lines {
+                        _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(ahead + l * 64).cast());
+                    }
+                }
                 let at = r * blocks + b;
-                let sums = block_sums::<F, MT, H>(w, b, h0, x.q.add(at * 32), x.stride);
+                let q = x.q.add(at * 32);
+                let sums = if VNNI {
+                    let minus = x.minus32.add(at);
+                    vnni_sums::<F, MT, H>(w, b, h0, q, minus, x.stride)
+                } else {
+                    block_sums::<F, MT, H>(w, b, h0, q, x.stride)
+                };
                 for h in 0..H {
                     let [(d, off), (d1, off1)] = scales::<F>(w, b, h0 + h);
                     for t in 0..MT {
@@ -264,14 +333,9 @@ unsafe fn tile<F: BlockFormat, const MT: usize, const H: usize>(
                 }
             }
         }
-        let mut lanes = [0f32; 8];
-        for (h, acc) in acc.iter().enumerate() {
-            let first = (h0 + h) * 8;
-            let rows = dest.rows.saturating_sub(first).min(8);
-            for (t, &a) in acc.iter().enumerate() {
-                _mm256_storeu_ps(lanes.as_mut_ptr(), a);
-                let out = dest.out.wrapping_add((t0 + t) * dest.ldo + first);
-                std::ptr::copy_nonoverlapping(lanes.as_ptr(), out, rows);
+        for (h, acc) in acc.into_iter().enumerate() {
+            for (t, acc) in acc.into_iter().enumerate() {
+                dest.put(t0 + t, h0 + h, acc);
             }
         }
     }
@@ -297,7 +361,7 @@ unsafe fn block_sums<F: BlockFormat, const MT: usize, const H: usize>(
         let mut part = [[[zero; 2]; MT]; H];
         for j in 0..4 {
             for h in 0..H {
-                let [lo, hi] = quads::<F>(high, at, j, h0 + h);
+                let [lo, hi] = quads::<F, false>(high, at, j, h0 + h);
                 for t in 0..MT {
                     let x = x.add(t * stride).cast::<i32>();
                     let x0 = _mm256_set1_epi32(x.add(j).read_unaligned());
@@ -331,30 +395,104 @@ unsafe fn block_sums<F: BlockFormat, const MT: usize, const H: usize>(
     }
 }
 
+/// As [`block_sums`], by AVX-VNNI. `minus` points to minus the sum of the first token's activations.
+#[inline(always)]
+unsafe fn vnni_sums<F: BlockFormat, const MT: usize, const H: usize>(
+    w: *const u8,
+    b: usize,
+    h0: usize,
+    x: *const i8,
+    minus: *const i32,
+    stride: usize,
+) -> [[[__m256i; 2]; MT]; H] {
+    const { assert!(!signed::<F>() || (F::ZERO == 128 && F::SUB == 32)) };
+    let layout = const { RecordLayout::new::<F>() };
+    // SAFETY: the record at `w` has block b; 32 activations of each token at `x + t·stride`, a sum at `minus + t·stride/32`.
+    unsafe {
+        let mut sums = [[[_mm256_setzero_si256(); 2]; MT]; H];
+        if signed::<F>() {
+            for t in 0..MT {
+                let from = _mm256_slli_epi32::<7>(_mm256_set1_epi32(*minus.add(t * stride / 32)));
+                (0..H).for_each(|h| sums[h][t][0] = from);
+            }
+        }
+        let (high, at) = (w.add(layout.high(b)), w.add(layout.codes(b)));
+        for j in 0..4 {
+            for h in 0..H {
+                let [lo, hi] = quads::<F, true>(high, at, j, h0 + h);
+                for t in 0..MT {
+                    let x = x.add(t * stride).cast::<i32>();
+                    let x0 = _mm256_set1_epi32(x.add(j).read_unaligned());
+                    let x1 = _mm256_set1_epi32(x.add(j + 4).read_unaligned());
+                    // Two chains, since a product takes four or five cycles.
+                    let sum = &mut sums[h][t];
+                    sum[0] = _mm256_dpbusd_avx_epi32(sum[0], lo, x0);
+                    sum[1] = _mm256_dpbusd_avx_epi32(sum[1], hi, x1);
+                }
+            }
+        }
+        if F::SUB == 32 {
+            for h in 0..H {
+                for t in 0..MT {
+                    sums[h][t][0] = _mm256_add_epi32(sums[h][t][0], sums[h][t][1]);
+                }
+            }
+        }
+        sums
+    }
+}
+
 /// `m` tokens times one group.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn group<F: BlockFormat>(w: *const u8, k: usize, x: X, m: usize, dest: Dest) {
-    let mut t = 0;
+#[inline(always)]
+unsafe fn tiles<F: BlockFormat, const VNNI: bool>(
+    w: *const u8,
+    k: usize,
+    x: X,
+    m: usize,
+    dest: Dest,
+    ahead: usize,
+) {
+    if m >= avx2_unpacked::FROM {
+        // SAFETY: the caller's contract.
+        return unsafe { avx2_unpacked::group::<F, VNNI>(w, k, x, m, dest) };
+    }
+    let (mut t, mut ahead) = (0, ahead);
     // SAFETY: the caller's contract; t stays below m.
     unsafe {
         while t < m {
             // With few tokens, both halves of a line at once; with more, as many tokens as registers hold.
             let step = (m - t).min(4);
             match step {
-                1 => tile::<F, 1, 2>(w, 0, k, x, t, dest),
-                2 => tile::<F, 2, 2>(w, 0, k, x, t, dest),
+                1 => tile::<F, VNNI, 1, 2>(w, 0, k, x, t, dest, ahead),
+                2 => tile::<F, VNNI, 2, 2>(w, 0, k, x, t, dest, ahead),
                 3 => {
-                    tile::<F, 3, 1>(w, 0, k, x, t, dest);
-                    tile::<F, 3, 1>(w, 1, k, x, t, dest);
+                    tile::<F, VNNI, 3, 1>(w, 0, k, x, t, dest, ahead);
+                    tile::<F, VNNI, 3, 1>(w, 1, k, x, t, dest, 0);
                 }
                 _ => {
-                    tile::<F, 4, 1>(w, 0, k, x, t, dest);
-                    tile::<F, 4, 1>(w, 1, k, x, t, dest);
+                    tile::<F, VNNI, 4, 1>(w, 0, k, x, t, dest, ahead);
+                    tile::<F, VNNI, 4, 1>(w, 1, k, x, t, dest, 0);
                 }
             }
             t += step;
+            // The weights of later tokens are in a cache.
+            ahead = 0;
         }
     }
+}
+
+/// [`tiles`] by the instructions that every CPU of the tier has.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn group<F: BlockFormat>(w: *const u8, k: usize, x: X, m: usize, dest: Dest, ahead: usize) {
+    // SAFETY: the caller's contract.
+    unsafe { tiles::<F, false>(w, k, x, m, dest, ahead) }
+}
+
+/// [`tiles`] by AVX-VNNI.
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+unsafe fn vnni_group<F: BlockFormat>(w: *const u8, k: usize, x: X, m: usize, dest: Dest, ahead: usize) {
+    // SAFETY: the caller's contract.
+    unsafe { tiles::<F, true>(w, k, x, m, dest, ahead) }
 }
 
 pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
@@ -364,22 +502,94 @@ pub(in super::super) static KERNEL: LinearKernel = LinearKernel {
     any_rows: true,
     reads: ActsForm::Int8,
     chunk: |s| s.usual(),
-    run,
+    run: run::<false>,
+};
+
+pub(in super::super) static VNNI: LinearKernel = LinearKernel {
+    name: "avx_vnni",
+    takes: |a| a.quantised() && Caps::get().avx_vnni,
+    run: run::<true>,
+    ..KERNEL
 };
 
 /// `out[t·ldo + row]` for the rows of the groups `w`.
 ///
 /// # Safety
-/// The CPU has AVX2, FMA and F16C; the work's weights are whole groups of a quantised dtype, its activations int8.
-unsafe fn run(work: &Work<'_>) {
+/// The CPU has AVX2, FMA and F16C, with `VNNI` AVX-VNNI; the work's weights are whole groups of a quantised dtype, its activations int8.
+unsafe fn run<const VNNI: bool>(work: &Work<'_>) {
     let &Work { dtype, w, n, k, out, ldo, .. } = work;
     let (x, m) = (X::of(work), work.x.m());
     let group_bytes = RecordLayout::of(dtype).expect("quantised").group_bytes(k);
+    let ahead = if work.asks_ahead() { work.tuning.ahead_bytes } else { 0 };
     for (g, w) in w.chunks_exact(group_bytes).enumerate() {
         let first = g * GROUP;
         // SAFETY: rows of `out` are `ldo >= n` long.
         let dest = Dest { out: unsafe { out.add(first) }, ldo, rows: (n - first).min(GROUP) };
         // SAFETY: the caller's contract.
-        unsafe { with_format!(dtype, F => group::<F>(w.as_ptr(), k, x, m, dest)) };
+        unsafe {
+            with_format!(dtype, F => if VNNI {
+                vnni_group::<F>(w.as_ptr(), k, x, m, dest, ahead);
+            } else {
+                group::<F>(w.as_ptr(), k, x, m, dest, ahead);
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Pool;
+    use crate::simd::linear::acts::{Acts, Need};
+    use crate::simd::linear::packed::pack_group;
+    use crate::simd::tuning::Tuning;
+    use crate::simd::{Isa, Kernels};
+    use crate::tensor::{Bytes, DType, Tensor, set_scales};
+
+    /// By AVX-VNNI, in hardware or in software, the bits are those of the instructions that every CPU has.
+    #[test]
+    fn both_kernels_have_the_same_bits() {
+        if !Caps::get().avx2 {
+            return println!("skipped: this CPU reports no avx2, fma and f16c");
+        }
+        crate::amx::emulate::install().unwrap();
+        let (n, k) = (20, 512);
+        let mut seed = 3u64;
+        let mut next = || {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) as u32
+        };
+        let pool = Pool::new(1);
+        for dtype in DType::QUANTISED {
+            let mut bytes: Vec<u8> = (0..n * dtype.row_bytes(k).unwrap()).map(|_| next() as u8).collect();
+            for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+                set_scales(dtype, block, next() as f32 * 1e-11, next() as f32 * -1e-11);
+            }
+            let weight = Tensor::new(dtype, vec![n, k], Bytes::copy_of(&bytes)).unwrap();
+            let group = RecordLayout::of(dtype).unwrap().group_bytes(k);
+            let mut packed = vec![0; 2 * group];
+            packed.chunks_exact_mut(group).enumerate().for_each(|(g, out)| pack_group(&weight, g, out));
+            for m in 1..=5 {
+                let mut acts = Acts::default();
+                for v in acts.reset(m, k) {
+                    // Also the largest quantised activations, of either sign.
+                    *v = if next() % 3 == 0 { 1.0 } else { next() as f32 / (1u32 << 30) as f32 - 1.0 };
+                }
+                let need = Need { int8: true, ..Need::default() };
+                let x = acts.input(&pool, Kernels::for_isa(Isa::Avx2), need);
+                let tuning = &Tuning::current().linear(dtype);
+                let of = |kernel: &LinearKernel| {
+                    let mut out = vec![f32::NAN; m * n];
+                    let (w, plane) = (packed.as_slice(), 0);
+                    let work = Work { dtype, w, n, k, x, plane, out: out.as_mut_ptr(), ldo: n, tuning };
+                    // SAFETY: the CPU has AVX2, AVX-VNNI in hardware or in software; whole groups; m rows of n.
+                    unsafe { (kernel.run)(&work) };
+                    out.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+                };
+                let (plain, vnni) = (of(&KERNEL), of(&VNNI));
+                assert!(plain.iter().all(|&v| f32::from_bits(v).is_finite()));
+                assert_eq!(plain, vnni, "{dtype}, {m} tokens");
+            }
+        }
     }
 }
