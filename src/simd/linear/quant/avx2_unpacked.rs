@@ -166,15 +166,13 @@ unsafe fn vnni_quad<const Q: usize, const MT: usize>(
     }
 }
 
-/// `N` quads from `Q` on, `N` of 2 or 4, in 32 bits.
-macro_rules! each_quad {
-    ($f:ident, $n:expr, $q:literal, ($($arg:expr),*)) => {{
+/// Four quads from `$q` on.
+macro_rules! four {
+    ($f:ident, $q:literal, ($($arg:expr),*)) => {{
         $f::<{ $q }, MT>($($arg),*);
         $f::<{ $q + 1 }, MT>($($arg),*);
-        if $n > 2 {
-            $f::<{ $q + 2 }, MT>($($arg),*);
-            $f::<{ $q + 3 }, MT>($($arg),*);
-        }
+        $f::<{ $q + 2 }, MT>($($arg),*);
+        $f::<{ $q + 3 }, MT>($($arg),*);
     }};
 }
 
@@ -201,23 +199,23 @@ unsafe fn half_sums<F: BlockFormat, const VNNI: bool, const HALF: usize, const M
         let (lower, upper) = (F::SUB == 32 || HALF == 0, F::SUB == 32 || HALF == 1);
         if VNNI {
             if lower {
-                each_quad!(vnni_quad, 4, 0, (c, x, stride, &mut sums));
+                four!(vnni_quad, 0, (c, x, stride, &mut sums));
             }
             if upper {
-                each_quad!(vnni_quad, 4, 4, (c, x, stride, &mut sums));
+                four!(vnni_quad, 4, (c, x, stride, &mut sums));
             }
             return sums;
         }
         if signed::<F>() {
-            each_quad!(signed_quad, 4, 0, (c, x, stride, &mut sums));
-            each_quad!(signed_quad, 4, 4, (c, x, stride, &mut sums));
+            four!(signed_quad, 0, (c, x, stride, &mut sums));
+            four!(signed_quad, 4, (c, x, stride, &mut sums));
             return sums;
         }
         let most = const { quads_per_sum::<F>() };
         let (mut part, mut some) = (sums, false);
         macro_rules! quad {
             ($q:literal) => {
-                if if $q < 4 { lower } else { upper } {
+                if ($q < 4 && lower) || ($q >= 4 && upper) {
                     let begins = $q % most == 0 || (F::SUB == 16 && $q % 4 == 0);
                     pairs::<$q, MT>(c, x, stride, begins, &mut part);
                     if ($q + 1) % most == 0 || (F::SUB == 16 && $q % 4 == 3) {
