@@ -36,7 +36,7 @@ const fn block_bytes<F: BlockFormat>() -> usize {
 const fn quads_per_sum<F: BlockFormat>() -> usize {
     match largest::<F>() {
         ..=15 => 8,
-        ..=31 => 4,
+        16..=31 => 4,
         _ => 2,
     }
 }
