@@ -76,13 +76,27 @@ pub struct Insn {
 }
 
 /// Reads code bytes in order.
-struct Cursor {
+pub struct Cursor {
     at: *const u8,
     len: usize,
 }
 
 impl Cursor {
-    fn byte(&mut self) -> u8 {
+    /// From `at` on.
+    ///
+    /// # Safety
+    /// All bytes of the instruction there are readable; no more are read.
+    pub unsafe fn new(at: *const u8) -> Cursor {
+        Cursor { at, len: 0 }
+    }
+
+    /// Bytes read so far.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The next one.
+    pub fn byte(&mut self) -> u8 {
         // SAFETY: `decode`'s caller guarantees all bytes of the instruction at `at`, and the bytes read so far imply
         // that this one belongs to it.
         let b = unsafe { self.at.add(self.len).read() };
@@ -95,7 +109,7 @@ impl Cursor {
     }
 
     /// The memory operand that begins with `modrm`; `x` and `b` are the (decoded) extension bits.
-    fn mem(&mut self, modrm: u8, x: u8, b: u8) -> Mem {
+    pub fn mem(&mut self, modrm: u8, x: u8, b: u8) -> Mem {
         let (mode, rm) = (modrm >> 6, modrm & 7);
         let mut mem = Mem { base: Base::Reg(rm | b), index: None, scale: 0, disp: 0 };
         let mut base_low = rm;
@@ -127,7 +141,8 @@ impl Cursor {
 /// # Safety
 /// `code` must point to an instruction whose bytes are all readable.
 pub unsafe fn decode(code: *const u8) -> Option<Insn> {
-    let mut c = Cursor { at: code, len: 0 };
+    // SAFETY: the caller's promise.
+    let mut c = unsafe { Cursor::new(code) };
     if c.byte() != 0xc4 {
         return None;
     }

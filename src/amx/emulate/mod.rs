@@ -114,7 +114,7 @@ unsafe extern "C" fn on_sigill(sig: libc::c_int, info: *mut libc::siginfo_t, con
         // branch, so the bytes after one are an instruction, and readable.
         let Some(insn) = (unsafe { decode(rip as usize as *const u8) }) else {
             // SAFETY: as above; the registers are those of the interrupted thread.
-            let Some(len) = (unsafe { vectors(rip as usize as *const u8, fpregs) }) else { break };
+            let Some(len) = (unsafe { vectors(rip as usize as *const u8, fpregs, gregs) }) else { break };
             gregs[libc::REG_RIP as usize] = rip + len as libc::greg_t;
             continue;
         };
@@ -141,14 +141,20 @@ unsafe extern "C" fn on_sigill(sig: libc::c_int, info: *mut libc::siginfo_t, con
 /// Executes the instruction at `code` if it is one of those on vectors; its length.
 ///
 /// # Safety
-/// `code` points to an instruction whose bytes are all readable; `fpregs` is that of its thread's signal context.
-unsafe fn vectors(code: *const u8, fpregs: *mut u8) -> Option<usize> {
+/// `code` points to an instruction whose bytes are all readable; the registers are those of its thread's signal context.
+unsafe fn vectors(code: *const u8, fpregs: *mut u8, gregs: &Gregs) -> Option<usize> {
     // SAFETY: the caller's promise.
     unsafe {
         if let Some(op) = fp16::decode(code) {
             return fp16::execute(op, fpregs).then_some(fp16::LEN);
         }
-        vnni::execute(vnni::decode(code)?, fpregs).then_some(vnni::LEN)
+        let (op, len) = vnni::decode(code)?;
+        let next = code as usize + len;
+        let address = |mem| {
+            let (at, index) = address(mem, gregs, next);
+            at.wrapping_add(index)
+        };
+        vnni::execute(op, fpregs, address).then_some(len)
     }
 }
 

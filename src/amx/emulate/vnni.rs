@@ -1,40 +1,48 @@
 //! AVX-VNNI's VPDPBUSD in software, for CPUs without it: what multiplies int8 in the AVX2 tier where the CPU has it.
 //!
-//! | encoding (VEX.256, W0, registers) | instruction |
+//! | encoding (VEX.256, W0) | instruction |
 //! |---|---|
-//! | `66.0F38 50 /r` | VPDPBUSD ymm1, ymm2, ymm3: to each dword of ymm1 the sum of four products, unsigned bytes of ymm2 times signed ones of ymm3 |
+//! | `66.0F38 50 /r` | VPDPBUSD ymm1, ymm2, ymm3/m256: to each dword of ymm1 the sum of four products, unsigned bytes of ymm2 times signed ones of ymm3 |
 //!
 //! refs: Intel SDM vol. 2 ch. 2.3 (VEX) and the instruction's page
 
+use super::decode::{Cursor, Mem};
 use super::registers::Registers;
 
 /// The instruction: sums, unsigned bytes, signed bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Op(u8, u8, u8);
+pub struct Op(u8, u8, Signed);
 
-/// Its bytes.
-pub const LEN: usize = 5;
+/// Where the signed bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Signed {
+    Register(u8),
+    Memory(Mem),
+}
 
-/// The instruction at `code`; `None` if there is another one.
+/// The instruction at `code` and its length; `None` if there is another one.
 ///
 /// # Safety
 /// `code` points to an instruction whose bytes are all readable.
-pub unsafe fn decode(code: *const u8) -> Option<Op> {
-    // SAFETY: the first byte belongs to the instruction; a VEX prefix of three bytes is followed by an opcode and a ModRM byte.
-    let bytes = unsafe {
-        if code.read() != 0xc4 {
-            return None;
-        }
-        code.cast::<[u8; LEN]>().read_unaligned()
-    };
-    let [_, p0, p1, opcode, modrm] = bytes;
-    // Map 0F38; W0, 256 bits, prefix 66; registers only.
-    if p0 & 0x1f != 2 || p1 & 0x87 != 0x05 || opcode != 0x50 || modrm < 0xc0 {
+pub unsafe fn decode(code: *const u8) -> Option<(Op, usize)> {
+    // SAFETY: the caller's promise; a byte is read where those before it say that it belongs to the instruction.
+    let mut c = unsafe { Cursor::new(code) };
+    if c.byte() != 0xc4 {
         return None;
     }
+    let (p0, p1, opcode) = (c.byte(), c.byte(), c.byte());
+    // Map 0F38; W0, 256 bits, prefix 66.
+    if p0 & 0x1f != 2 || p1 & 0x87 != 0x05 || opcode != 0x50 {
+        return None;
+    }
+    let modrm = c.byte();
     // Extension bits are stored inverted.
-    let (reg, rm) = (modrm >> 3 & 7 | (!p0 >> 7) << 3, modrm & 7 | (!p0 >> 5 & 1) << 3);
-    Some(Op(reg, !p1 >> 3 & 15, rm))
+    let (r, x, b) = (!p0 >> 4 & 8, !p0 >> 3 & 8, !p0 >> 2 & 8);
+    let signed = match modrm {
+        0xc0.. => Signed::Register(modrm & 7 | b),
+        _ => Signed::Memory(c.mem(modrm, x, b)),
+    };
+    Some((Op(modrm >> 3 & 7 | r, !p1 >> 3 & 15, signed), c.len()))
 }
 
 /// What the instruction makes of the first 32 bytes.
@@ -50,40 +58,49 @@ fn dot(sums: [u8; 64], unsigned: [u8; 64], signed: [u8; 64]) -> [u8; 64] {
     out
 }
 
-/// Executes `op` on the registers of a signal frame. Returns whether it could.
+/// Executes `op` on the registers of a signal frame; `address` computes those of operands. Returns whether it could.
 ///
 /// # Safety
-/// `fpregs` belongs to the signal context of the interrupted thread.
-pub unsafe fn execute(Op(to, unsigned, signed): Op, fpregs: *mut u8) -> bool {
-    // SAFETY: the caller's promise; register numbers are of four bits.
+/// `fpregs` belongs to the signal context of the interrupted thread, as does the memory operand.
+pub unsafe fn execute(Op(to, unsigned, signed): Op, fpregs: *mut u8, address: impl Fn(Mem) -> usize) -> bool {
+    // SAFETY: the caller's promise; register numbers are of four bits; the instruction reads 32 bytes, at any alignment.
     unsafe {
         let Some(registers) = Registers::ymm(fpregs) else { return false };
-        registers.write(to, dot(registers.read(to), registers.read(unsigned), registers.read(signed)));
+        let mut bytes = [0u8; 64];
+        match signed {
+            Signed::Register(r) => bytes = registers.read(r),
+            Signed::Memory(mem) => (address(mem) as *const u8).copy_to_nonoverlapping(bytes.as_mut_ptr(), 32),
+        }
+        registers.write(to, dot(registers.read(to), registers.read(unsigned), bytes));
     }
     true
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::decode::Base;
     use super::*;
 
     /// Bytes as LLVM's assembler writes them.
     #[test]
     fn known_encodings() {
-        let cases: [([u8; 5], Op); 3] = [
-            ([0xc4, 0xe2, 0x6d, 0x50, 0xcb], Op(1, 2, 3)),
-            ([0xc4, 0x42, 0x25, 0x50, 0xcc], Op(9, 11, 12)),
-            ([0xc4, 0x62, 0x7d, 0x50, 0xff], Op(15, 0, 7)),
+        let register = |to, unsigned, r| (Op(to, unsigned, Signed::Register(r)), 5);
+        let (base, index) = (Base::Reg(4), None);
+        let spilled = Op(1, 2, Signed::Memory(Mem { base, index, scale: 0, disp: 0x20 }));
+        let cases: [([u8; 7], (Op, usize)); 4] = [
+            ([0xc4, 0xe2, 0x6d, 0x50, 0xcb, 0x90, 0x90], register(1, 2, 3)),
+            ([0xc4, 0x42, 0x25, 0x50, 0xcc, 0x90, 0x90], register(9, 11, 12)),
+            ([0xc4, 0x62, 0x7d, 0x50, 0xff, 0x90, 0x90], register(15, 0, 7)),
+            ([0xc4, 0xe2, 0x6d, 0x50, 0x4c, 0x24, 0x20], (spilled, 7)),
         ];
-        for (bytes, op) in cases {
-            // SAFETY: five readable bytes.
-            assert_eq!(unsafe { decode(bytes.as_ptr()) }, Some(op), "{bytes:02x?}");
+        for (bytes, insn) in cases {
+            // SAFETY: seven readable bytes.
+            assert_eq!(unsafe { decode(bytes.as_ptr()) }, Some(insn), "{bytes:02x?}");
         }
-        let others: [[u8; 5]; 5] = [
+        let others: [[u8; 5]; 4] = [
             [0xc4, 0xe2, 0x69, 0x50, 0xcb], // 128 bits
             [0xc4, 0xe2, 0x6d, 0x51, 0xcb], // vpdpbusds
             [0xc4, 0xe2, 0x6f, 0x50, 0xcb], // vpdpbsud
-            [0xc4, 0xe2, 0x6d, 0x50, 0x08], // with memory
             [0x0f, 0x0b, 0x90, 0x90, 0x90], // ud2
         ];
         for bytes in others {
@@ -92,7 +109,7 @@ mod tests {
         }
     }
 
-    /// The instruction itself, on hardware or through the signal handler, low and high registers.
+    /// The instruction itself, on hardware or through the signal handler, with registers and with memory.
     #[test]
     fn the_instruction_computes_what_the_function_says() {
         crate::amx::emulate::install().unwrap();
@@ -116,7 +133,7 @@ mod tests {
                 std::arch::asm!(
                     "vmovdqu ymm3, [{s}]", "vmovdqu ymm7, [{u}]", "vmovdqu ymm12, [{i}]", "vmovdqu ymm15, [{s}]",
                     "{{vex}} vpdpbusd ymm3, ymm7, ymm12",
-                    "{{vex}} vpdpbusd ymm15, ymm7, ymm12",
+                    "{{vex}} vpdpbusd ymm15, ymm7, [{i}]",
                     "vmovdqu [{low}], ymm3", "vmovdqu [{high}], ymm15",
                     s = in(reg) &raw const sums, u = in(reg) &raw const unsigned, i = in(reg) &raw const signed,
                     low = in(reg) &raw mut low, high = in(reg) &raw mut high,
