@@ -36,7 +36,7 @@ static ALL: &[&LinearKernel] = &[&REFERENCE];
 
 #[cfg(target_arch = "x86_64")]
 static AVX2: &[&LinearKernel] =
-    &[&quant::avx2_int8::VNNI, &quant::avx2_int8::KERNEL, &float::rowdot::AVX2, &float::tiledot::AVX2];
+    &[&quant::avx2_kernels::VNNI, &quant::avx2_kernels::KERNEL, &float::rowdot::AVX2, &float::tiledot::AVX2];
 
 #[cfg(target_arch = "x86_64")]
 static AVX512: &[&LinearKernel] = &[

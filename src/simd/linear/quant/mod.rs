@@ -1,6 +1,7 @@
 //! Products of quantised weights, packed ([`packed`](super::packed)), with int8 activations.
 
-pub(super) mod avx2_int8;
+mod avx2_int8;
+pub(super) mod avx2_kernels;
 mod avx2_unpacked;
 pub(super) mod format;
 pub(super) mod vnni;
