@@ -154,9 +154,7 @@ impl OneDType<'_> {
     fn measure(&mut self) -> Result<()> {
         let subject = WeightSubject::new(self.dtype, self.isa, self.effort);
         let quantised = self.dtype.is_quantised();
-        if !quantised || self.isa >= Isa::Avx512 {
-            self.ahead(&subject)?;
-        }
+        self.ahead(&subject)?;
         if quantised && self.isa >= Isa::Avx512 {
             let groups = |values: &[usize], set: fn(&mut LinearTuning, usize)| {
                 values.iter().map(|&g| choice(g, move |e| set(e, g))).collect()
@@ -431,6 +429,8 @@ mod tests {
             let quantised = DType::ALL.iter().filter(|d| d.is_quantised()).count();
             let several = |there: bool, each| if there { each } else { 0 };
             assert_eq!(count("chunk_bytes"), DType::ALL.len());
+            // For one token or for two.
+            assert!((DType::ALL.len()..=2 * DType::ALL.len()).contains(&count("ahead")), "{isa}");
             assert_eq!(count("groups_of_4"), several(isa >= Isa::Avx512, quantised));
             // Halving six, eight and four numbers of tokens.
             for (entry, least, most) in [

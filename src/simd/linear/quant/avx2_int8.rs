@@ -411,7 +411,9 @@ unsafe fn vnni_sums<F: BlockFormat, const MT: usize, const H: usize>(
         if signed::<F>() {
             for t in 0..MT {
                 let from = _mm256_slli_epi32::<7>(_mm256_set1_epi32(*minus.add(t * stride / 32)));
-                (0..H).for_each(|h| sums[h][t][0] = from);
+                for h in 0..H {
+                    sums[h][t][0] = from;
+                }
             }
         }
         let (high, at) = (w.add(layout.high(b)), w.add(layout.codes(b)));
